@@ -28,56 +28,48 @@ Every message says what to do next.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class ArtPatchError(Exception):
     """Base class of all errors that art_patch raises on purpose. An `except` clause with it catches all of them."""
 
-    exit_code: int = 1
+    exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        """Set the exit code; a subclass without one keeps that of its base."""
+        cls.exit_code = exit_code or cls.exit_code
 
 
-class ConfigError(ArtPatchError):
+class ConfigError(ArtPatchError, exit_code=2):
     """An argument, an ``ART_PATCH_*`` variable or a file has an impossible value."""
 
-    exit_code = 2
 
-
-class WrongProject(ConfigError):
+class WrongProject(ConfigError, exit_code=18):
     """The store belongs to another project, which the message names. No recorded data of it was read or changed."""
 
-    exit_code = 18
 
-
-class GateRejected(ArtPatchError):
+class GateRejected(ArtPatchError, exit_code=4):
     """The gate or a canary test rejected a policy, so the champion goes on serving. This is a result, no fault."""
 
-    exit_code = 4
 
-
-class Busy(ArtPatchError):
+class Busy(ArtPatchError, exit_code=5):
     """Another process runs a cycle on this store, so this one did nothing; or it took over this cycle's lease."""
 
-    exit_code = 5
 
-
-class EngineError(ArtPatchError):
+class EngineError(ArtPatchError, exit_code=6):
     """The engine that serves the policies is not running, failed, or refused a request."""
 
-    exit_code = 6
 
-
-class ModelNotFound(EngineError):
+class ModelNotFound(EngineError, exit_code=9):
     """The base model cannot be found or loaded."""
 
-    exit_code = 9
 
-
-class PortInUse(EngineError):
+class PortInUse(EngineError, exit_code=10):
     """The server cannot start, because another process listens on its address and port."""
 
-    exit_code = 10
 
-
-class AdapterRejected(EngineError):
+class AdapterRejected(EngineError, exit_code=11):
     """An adapter is unsafe or does not fit the base model; it was not loaded.
 
     Attributes:
@@ -85,84 +77,42 @@ class AdapterRejected(EngineError):
             unreadable, or if the engine serves another base model: the operator can correct these.
     """
 
-    exit_code = 11
-
     def __init__(self, message: str, *, final: bool = True) -> None:
         super().__init__(message)
         self.final = final
 
 
-class JudgeError(ArtPatchError):
+class JudgeError(ArtPatchError, exit_code=7):
     """The judge is not configured, cannot be reached, or gave no valid scores."""
 
-    exit_code = 7
 
-
-class StoreError(ArtPatchError):
+class StoreError(ArtPatchError, exit_code=8):
     """The store cannot be opened, read or written."""
 
-    exit_code = 8
 
-
-class StoreTooNew(StoreError):
+class StoreTooNew(StoreError, exit_code=12):
     """The store was written by a newer release of art_patch."""
 
-    exit_code = 12
 
-
-class TrainingError(ArtPatchError):
+class TrainingError(ArtPatchError, exit_code=13):
     """The update could not be made; no policy was published."""
 
-    exit_code = 13
 
-
-class TransitionError(ArtPatchError):
+class TransitionError(ArtPatchError, exit_code=14):
     """The state of a policy may not be changed in this way, for example from `rejected` to `champion`."""
 
-    exit_code = 14
 
-
-class MalformedFile(ArtPatchError):
+class MalformedFile(ArtPatchError, exit_code=15):
     """A file to import cannot be read. The message names the line; nothing of the file was imported."""
 
-    exit_code = 15
 
-
-class HubError(ArtPatchError):
+class HubError(ArtPatchError, exit_code=16):
     """The model hub cannot be reached, or refused a request, such as an upload."""
 
-    exit_code = 16
 
-
-class TrackerError(ArtPatchError):
+class TrackerError(ArtPatchError, exit_code=17):
     """A tracker cannot be reached, or refused data. The data that it accepted before is not sent again."""
 
-    exit_code = 17
 
-
-class CommandNotFound(ArtPatchError):
+class CommandNotFound(ArtPatchError, exit_code=127):
     """The program that `art-patch run` should start does not exist, or may not be executed."""
-
-    exit_code = 127
-
-
-__all__ = [
-    "AdapterRejected",
-    "ArtPatchError",
-    "Busy",
-    "CommandNotFound",
-    "ConfigError",
-    "EngineError",
-    "GateRejected",
-    "HubError",
-    "JudgeError",
-    "MalformedFile",
-    "ModelNotFound",
-    "PortInUse",
-    "StoreError",
-    "StoreTooNew",
-    "TrackerError",
-    "TrainingError",
-    "TransitionError",
-    "WrongProject",
-]

@@ -151,9 +151,8 @@ def error_codes() -> str:
     """Return the tree of errors, and the exit codes by number."""
     from art_patch import errors
 
-    classes = sorted(
-        (getattr(errors, name) for name in errors.__all__), key=lambda each: (each.exit_code, each.__name__)
-    )
+    found = (each for each in vars(errors).values() if hasattr(each, "exit_code"))
+    classes = sorted(found, key=lambda each: (each.exit_code, each.__name__))
     tree = (errors.__doc__ or "").partition("::\n")[2].partition("\n\nThe number")[0]
     rows = [_row("0", "", "Success. Having nothing to do is a success, too; so is a cycle that is out of time, not "
                  "idle, or waiting for approval or for a canary.")]  # fmt: skip

@@ -187,7 +187,7 @@ def test_generated_pages_name_everything():
     assert anchors(text) - {"settings"} == set(Settings.model_fields)
     text = generated()["docs/pages/reference/errors.md"]
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    assert codes == {getattr(errors, name).exit_code for name in errors.__all__} | {0, 130}
+    assert codes == {each.exit_code for each in vars(errors).values() if hasattr(each, "exit_code")} | {0, 130}
     text = generated()["docs/pages/reference/cli.md"]
     for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
         assert re.search(rf"^## {name}\b", text, re.MULTILINE), name

@@ -5,12 +5,12 @@ The class is in this folder so that configuration classes can use it without imp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
-    """Makes a dataclass field an option: `seed: Annotated[int, Option(help="Seed of a new LoRA.", least=0)] = 0`.
+    """Makes a dataclass field an option: `seed: Annotated[int, Option("Seed of a new LoRA.", least=0)] = 0`.
 
     The option takes its type, its default and, unless `name` is given, its name from the field.
 
@@ -28,6 +28,7 @@ class Option:
     """
 
     help: str = ""
+    _: KW_ONLY
     name: str = ""
     also: tuple[str, ...] = ()
     off: str = ""

@@ -20,19 +20,16 @@ from art_patch.cli import output
 from art_patch.cli.commands import (
     cron,
     demo,
-    evaluate,
-    export,
-    feedback,
-    imports,
+    files,
+    measure,
     policies,
     policy_copies,
-    report,
     retrain,
     run,
-    send,
     serve,
     status,
     store,
+    trackers,
     trajectories,
 )
 from art_patch.errors import ArtPatchError, ConfigError
@@ -69,23 +66,22 @@ app = typer.Typer(
 Command = Callable[..., None]
 
 
-def _add(panel: str, *functions: Command) -> None:
-    """Add commands that are named like their functions."""
-    for function in functions:
+def _add(panel: str | None, *functions: Command, to: typer.Typer = app, **named: Command) -> None:
+    """Add commands: `functions` under their own names, `named` under the names given."""
+    for name, function in ({one.__name__: one for one in functions} | named).items():
         # The options of the program that `run` starts are not ours, even without `--` before them.
         context = {"allow_interspersed_args": False} if function is run.run else None
-        app.command(rich_help_panel=panel, context_settings=context)(function)
+        to.command(name, rich_help_panel=panel, context_settings=context)(function)
 
 
 def _add_group(
     panel: str | None, name: str, help: str, *functions: Command, above: typer.Typer = app, **named: Command
 ) -> typer.Typer:
-    """Add a group of commands: `functions` under their own names, `named` under the names given."""
+    """Add a group of commands, which are given as to `_add`."""
     group = typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
     # Without a callback Typer would make a group of one command that command: `init` in place of `init vllm`.
     group.callback()(lambda: None)
-    for each, function in ({one.__name__: one for one in functions} | named).items():
-        group.command(each)(function)
+    _add(None, *functions, to=group, **named)
     above.add_typer(group, rich_help_panel=panel)
     return group
 
@@ -93,19 +89,19 @@ def _add_group(
 _add(RUN, run.run, run.proxy, serve.serve, demo.demo)
 _add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
-_add(LOOK, status.status, report.groups, report.report, report.analytics, trajectories.history, trajectories.diff)
+_add(LOOK, status.status, measure.groups, measure.report, measure.analytics, trajectories.history, trajectories.diff)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
     show=trajectories.show,
 )  # fmt: skip
 
 _add(LEARN, retrain.retrain, retrain.score)
-_add_group(LEARN, "judge", "Measure the judge: test.", test=evaluate.judge_test)
-_feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=feedback.serve_feedback)
-_feedback.command("import")(feedback.import_feedback)  # a word of Python's, so it cannot be a keyword above
+_add_group(LEARN, "judge", "Measure the judge: test.", test=measure.judge_test)
+_feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=run.serve_feedback)
+_feedback.command("import")(trackers.import_feedback)  # a word of Python's, so it cannot be a keyword above
 _add_group(
     None, "pull", "Read scores that people gave in other tools: langfuse, langsmith.", above=_feedback,
-    langfuse=feedback.pull_langfuse, langsmith=feedback.pull_langsmith,
+    langfuse=trackers.pull_langfuse, langsmith=trackers.pull_langsmith,
 )  # fmt: skip
 _add_group(
     LEARN, "cron", "Retrain every night: print, install, remove.", cron.install, cron.remove, print=cron.print_recipe
@@ -117,13 +113,13 @@ _policies.callback(invoke_without_command=True)(policies.policies)
 _policies.command("export")(policy_copies.export_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
-_add(DECIDE, evaluate.evaluate, policies.promote, policies.watch, policies.rollback, policies.reject)
+_add(DECIDE, measure.evaluate, policies.promote, policies.watch, policies.rollback, policies.reject)
 
-_add(DATA, export.export, store.erase)
-app.command("import", rich_help_panel=DATA)(imports.import_file)
+_add(DATA, files.export, store.erase)
+app.command("import", rich_help_panel=DATA)(files.import_file)
 _add_group(
     DATA, "send", "Send runs and policies to a tracker. Items that it has already are not sent again.",
-    send.otlp, send.langfuse, send.tensorboard, send.mlflow, send.wandb,
+    trackers.otlp, trackers.langfuse, trackers.tensorboard, trackers.mlflow, trackers.wandb,
 )  # fmt: skip
 
 _add(OPERATE, status.doctor, status.mode)
@@ -154,9 +150,7 @@ def root(
 def read_env_file(path: Path) -> None:
     """Set environment variables from a file of `NAME=VALUE` lines. Variables that are set already keep their values.
 
-    Raises:
-        ConfigError: the file cannot be read, or a line is wrong. The message quotes no text of the file, because the
-            text may be a key.
+    A file or a line that cannot be read raises `ConfigError`, which quotes no text of the file: it may be a key.
     """
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream

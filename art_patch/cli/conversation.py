@@ -8,22 +8,20 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from itertools import takewhile
+from operator import eq, itemgetter
+from typing import Any, cast
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from art_patch.cli.output import ago, one_line, seconds, visible
+from art_patch import formats, store
+from art_patch.cli.output import ago, grid, one_line, seconds, visible
 from art_patch.trajectories import canonical
 from art_patch.types import JSON, Call, Choice, Score, SpanInfo
-
-if TYPE_CHECKING:
-    from art_patch.formats import Bundle
-    from art_patch.store import Summary
 
 _LONGEST_TEXT = 1_500  # characters of a message
 _LINES = 24
@@ -76,7 +74,7 @@ class Page:
             self.note(f"... {left:,} more characters; --full shows them")
 
 
-def print_trajectory(page: Page, bundle: Bundle, summary: Summary, *, now: float | None = None) -> None:
+def print_trajectory(page: Page, bundle: formats.Bundle, summary: store.Summary, *, now: float | None = None) -> None:
     """Print a trajectory with its scores, steps and calls; `now` is in seconds since the epoch."""
     _print_facts(page, bundle, summary, time.time() if now is None else now)
     if bundle.spans:
@@ -90,11 +88,9 @@ def print_trajectory(page: Page, bundle: Bundle, summary: Summary, *, now: float
         page.note("no call was recorded")
 
 
-def _print_facts(page: Page, bundle: Bundle, summary: Summary, now: float) -> None:
+def _print_facts(page: Page, bundle: formats.Bundle, summary: store.Summary, now: float) -> None:
     info = bundle.trajectory.info
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = grid("dim", "")
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_at))
     took = f"; took {seconds(summary.duration_s)}" if summary.calls else ""
     trainable = f"{summary.trainable_calls} trainable, {summary.failed_calls} failed"
@@ -137,7 +133,7 @@ def _score(score: Score) -> Text:
     return line.append("\n" + visible(score.comment), style="not bold") if score.comment else line
 
 
-def _group(bundle: Bundle) -> str | None:
+def _group(bundle: formats.Bundle) -> str | None:
     info, group = bundle.trajectory.info, bundle.group
     if group is None:
         return info.group_key
@@ -148,7 +144,7 @@ def _group(bundle: Bundle) -> str | None:
 # --- calls ---
 
 
-def _print_call(page: Page, bundle: Bundle, number: int, call: Call, said: list[list[bytes]]) -> None:
+def _print_call(page: Page, bundle: formats.Bundle, number: int, call: Call, said: list[list[bytes]]) -> None:
     """Print the messages of the call that no earlier call has, and append the call's conversation to `said`."""
     prompt = [canonical(message) for message in call.messages]
     # An agent sends the whole conversation with each call. Sub-agents branch off, so any earlier call may be the one
@@ -161,11 +157,11 @@ def _print_call(page: Page, bundle: Bundle, number: int, call: Call, said: list[
     page.console.print(Rule(head, align="left", style="dim", characters="\u2500"))
     span = next((span.name for span in bundle.spans if span.id == call.span_id), None)
     page.note(_metrics(call) + (f"  in {one_line(span)}" if span else ""))
-    for reason, style in ((call.error, "red"), (call.fallback and f"fell back: {call.fallback}", "yellow")):
+    for prefix, reason, style in (
+        ("", call.error, "red"), ("fell back: ", call.fallback, "yellow"), ("not trainable: ", call.untrainable, "dim"),
+    ):  # fmt: skip
         if reason:
-            page.note(one_line(reason), style)
-    if call.untrainable:
-        page.note(f"not trainable: {one_line(call.untrainable)}")
+            page.note(prefix + one_line(reason), style)
     if shared and shared < before:
         page.note(f"goes on after message {shared} of what was said before")
     elif number > 1 and not shared and prompt:
@@ -189,10 +185,7 @@ def _print_call(page: Page, bundle: Bundle, number: int, call: Call, said: list[
 
 def _shared(prompt: Sequence[bytes], other: Sequence[bytes]) -> int:
     """Return with how many equal messages both begin."""
-    shared = 0
-    while shared < min(len(prompt), len(other)) and prompt[shared] == other[shared]:
-        shared += 1
-    return shared
+    return sum(takewhile(bool, map(eq, prompt, other)))
 
 
 def _metrics(call: Call) -> str:
@@ -228,9 +221,8 @@ def _token_metrics(choice: Choice) -> str:
 
 def words_of(message: JSON) -> str:
     """Return a message's text and tool calls as plain text. Pass it to `visible` before printing it on a terminal."""
-    said = [_content(message.get("content") or "")]
-    said += [_tool_call(call) for call in message.get("tool_calls") or ()]
-    return "\n".join(part for part in said if part)
+    said = [_content(message.get("content") or ""), *map(_tool_call, message.get("tool_calls") or ())]
+    return "\n".join(filter(None, said))
 
 
 def _content(content: Any) -> str:
@@ -268,22 +260,15 @@ def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool =
     """Return the spans and calls of a trajectory as a tree; the children of a span are in the order of their start.
 
     Each span and each call is in the tree once, below its parent span. It is below the root if its parent is unknown,
-    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`.
-
-    Args:
-        spans: the spans of the trajectory: agents, nodes, tools.
-        calls: the calls of a model that were made inside the spans.
-        full: whether to print long values completely.
-        raw: whether to print attributes as the recorded JSON.
+    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`. Long values are
+    printed completely with `full`, attributes as the recorded JSON with `raw`.
     """
     known = {span.id for span in spans}
-    below: dict[str | None, list[tuple[float, SpanInfo | None, Text]]] = defaultdict(list)
-    for span in spans:
-        above = span.parent_id if span.parent_id in known else None
-        below[above].append((span.started_at, span, _step(span, full=full, raw=raw)))
-    for number, call in enumerate(calls, 1):
-        above = call.span_id if call.span_id in known else None
-        below[above].append((call.started_at, None, _step_call(number, call)))
+    steps = [(span.parent_id, span.started_at, span.id, _step(span, full=full, raw=raw)) for span in spans]
+    steps += [(call.span_id, call.started_at, None, _step_call(number, call)) for number, call in enumerate(calls, 1)]
+    below: dict[str | None, list[tuple[float, str | None, Text]]] = defaultdict(list)
+    for above, started_at, key, label in steps:
+        below[above if above in known else None].append((started_at, key, label))
     root = Tree(Text("steps", style="bold"), guide_style="dim")
     below.setdefault(None, [])
     # A second round is needed only for spans that are their own ancestors: no walk from the root reaches them.
@@ -291,10 +276,10 @@ def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool =
         waiting: list[tuple[Tree, str | None]] = [(root, next(iter(below)) if None not in below else None)]
         while waiting:
             branch, key = waiting.pop()
-            for _, span, label in sorted(below.pop(key, ()), key=lambda one: one[0]):
+            for _, child, label in sorted(below.pop(key, ()), key=itemgetter(0)):
                 added = branch.add(label)
-                if span is not None:
-                    waiting.append((added, span.id))
+                if child is not None:
+                    waiting.append((added, child))
     return root
 
 
@@ -309,9 +294,8 @@ def _step(span: SpanInfo, *, full: bool, raw: bool) -> Text:
         lines = [visible(json.dumps(dict(span.attributes), indent=2))] if span.attributes else []
     else:
         # Input and output first, whatever the order in which a framework reports attributes.
-        first = [name for name in ("input", "output") if name in span.attributes]
-        rest = [name for name in span.attributes if name not in first]
-        lines = [f"{one_line(name)}: {_value(span.attributes[name], full)}" for name in (*first, *rest)]
+        names = sorted(span.attributes, key=lambda name: {"input": 0, "output": 1}.get(name, 2))
+        lines = [f"{one_line(name)}: {_value(span.attributes[name], full)}" for name in names]
     for line in lines:
         label.append(f"\n{line}", style="default")
     return label

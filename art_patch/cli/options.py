@@ -10,22 +10,20 @@ import re
 import sqlite3
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from art_patch import grouping, rewards, settings, store, types
+from art_patch import grouping, rewards, store, types
 from art_patch._lib.gc_pause import uncollected
 from art_patch._lib.option import Option
+from art_patch.cli.output import answer
 from art_patch.cli.typed_options import setting
 from art_patch.errors import ArtPatchError, ConfigError, StoreError, WrongProject
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
-    from art_patch.store import Store
+from art_patch.settings import Settings, load_settings
 
 
 @contextmanager
@@ -46,7 +44,13 @@ def extra(what: str, name: str) -> Generator[None]:
 class Output:
     """The option that every command has: `--json`."""
 
-    as_json: Annotated[bool, Option(name="json", help="Print one JSON object instead of text.")] = False
+    as_json: Annotated[bool, Option("Print one JSON object instead of text.", name="json")] = False
+
+    def answered(self, facts: dict[str, Any]) -> bool:
+        """Print the command's result if it is wanted as JSON, and return whether it is."""
+        if self.as_json:
+            answer(facts)
+        return self.as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class ProjectPlace(Output):
         """Return the project's settings. These options and `more` have priority over the environment variables."""
         # Only the subclasses have a `store`.
         given = {name: getattr(self, name, None) for name in ("project", "home", "store")}
-        return settings.load_settings(**given | more)
+        return load_settings(**given | more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +74,21 @@ class Project(ProjectPlace):
     store: Annotated[str | None, setting("store")] = None
 
     @contextmanager
-    def opened(self, **more: Any) -> Generator[tuple[Settings, Store]]:
+    def opened(self, **more: Any) -> Generator[tuple[Settings, store.Store]]:
         """Open the project's store while the block runs. The store must exist. `more` are further settings."""
         # Garbage collection during these imports costs a command forty milliseconds, and they leave no garbage.
         with uncollected():
             chosen = self.settings(**more)
             found = open_existing(chosen)
-        try:
+        with closing(found):
             yield chosen, found
-        finally:
-            found.close()
 
 
 @dataclass(frozen=True, slots=True)
 class ActingProject(Project):
     """The options of commands that change something; the ledger or audit log then notes the user's name."""
 
-    who: Annotated[str | None, Option(help="Your name, as the ledger notes it. Default: your user name.")] = None
+    who: Annotated[str | None, Option("Your name, as the ledger notes it. Default: your user name.")] = None
 
     def actor(self, words: str) -> str:
         """Return the user and the command as the ledger notes them: `USER (art-patch COMMAND)`."""
@@ -97,30 +99,26 @@ class ActingProject(Project):
         return f"{user} (art-patch {words})"
 
 
-def open_existing(chosen: Settings) -> Store:
+def open_existing(chosen: Settings) -> store.Store:
     """Open the project's store. A missing store raises an error and is not created: its name may be mistyped."""
     require_project(chosen)
     return store.open_store(chosen.store_url, create=False, project=chosen.project)
 
 
 def require_project(chosen: Settings) -> None:
-    """Check that the project's directory holds a store, unless the settings name a store elsewhere.
-
-    Raises:
-        StoreError: the directory holds no store, but other projects exist. The message names those.
-    """
+    """Raise `StoreError`, which names the projects that exist, if this one has no store and others have one."""
     home, name = chosen.directory.parent, chosen.directory.name
-    if chosen.store is None and not _holds_store(chosen.directory):
-        # An empty file is no store: SQLite makes one when a database is opened and nothing is written.
-        others = sorted(path.parent.name for path in home.glob("*/store.db") if _holds_store(path.parent))
-        if others:
-            raise StoreError(
-                f"there is no store of a project {name!r} in {home}, but of: {', '.join(others)}; name one of these "
-                "with --project, or run your agent with art_patch.patch() first"
-            )
+    if chosen.store is not None or _holds_store(chosen.directory):
+        return
+    if others := sorted(path.parent.name for path in home.glob("*/store.db") if _holds_store(path.parent)):
+        raise StoreError(
+            f"there is no store of a project {name!r} in {home}, but of: {', '.join(others)}; name one of these "
+            "with --project, or run your agent with art_patch.patch() first"
+        )
 
 
 def _holds_store(directory: Path) -> bool:
+    # An empty file is no store: SQLite makes one when a database is opened and nothing is written.
     try:
         return (directory / "store.db").stat().st_size > 0
     except OSError:
@@ -155,7 +153,7 @@ class AppSettings:
 
 # --- which trajectories ---
 
-SINCE = Option(help="Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
+SINCE = Option("Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
 _AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -165,21 +163,17 @@ class RunFilter:
 
     PANEL: ClassVar[str] = "Which trajectories"
 
-    user: Annotated[str | None, Option(help="Trajectories of this user.")] = None
-    session: Annotated[str | None, Option(help="Trajectories of this session.")] = None
-    scenario: Annotated[str | None, Option(help="Trajectories of this task, by its key.")] = None
-    tag: Annotated[str | None, Option(help="Trajectories with this tag.")] = None
-    name: Annotated[str | None, Option(help="Trajectories of this name.")] = None
-    policy: Annotated[str | None, Option(help="Trajectories answered by NAME@STEP, or by upstream.")] = None
+    user: Annotated[str | None, Option("Trajectories of this user.")] = None
+    session: Annotated[str | None, Option("Trajectories of this session.")] = None
+    scenario: Annotated[str | None, Option("Trajectories of this task, by its key.")] = None
+    tag: Annotated[str | None, Option("Trajectories with this tag.")] = None
+    name: Annotated[str | None, Option("Trajectories of this name.")] = None
+    policy: Annotated[str | None, Option("Trajectories answered by NAME@STEP, or by upstream.")] = None
     since: Annotated[str | None, SINCE] = None
-    until: Annotated[str | None, Option(help="Runs whose newest call is before this time; see --since.")] = None
+    until: Annotated[str | None, Option("Runs whose newest call is before this time; see --since.")] = None
 
     def chosen(self, *, shadows: bool = False, now: float | None = None) -> store.Filter:
-        """Return the filter for the store. `shadows` includes shadow calls; `now` is in seconds since the epoch.
-
-        Raises:
-            ConfigError: an option has an impossible value.
-        """
+        """Return the filter for the store. `shadows` includes shadow calls; `now` is in seconds since the epoch."""
         # Read once, so that --since 7d and --until 1d count from the same moment.
         at = time.time() if now is None else now
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -191,9 +185,8 @@ class RunFilter:
         for name, known in (("origin", get_args(types.Origin)), ("status", ("ok", "error"))):
             if given.get(name) is not None:
                 one_of(f"--{name}", given[name], known)
-        policy = given["policy"]
-        if policy is not None and policy != "upstream" and not re.fullmatch(r".+@\d+", policy):
-            raise ConfigError(f"--policy {policy!r} is neither NAME@STEP nor upstream")
+        if self.policy not in (None, "upstream") and not re.fullmatch(r".+@\d+", self.policy):
+            raise ConfigError(f"--policy {self.policy!r} is neither NAME@STEP nor upstream")
         return store.Filter(shadows=shadows, **given)
 
 
@@ -201,16 +194,16 @@ class RunFilter:
 class TrajectoryFilter(RunFilter):
     """The options that choose trajectories in `export` and `trajectories list`."""
 
-    group: Annotated[str | None, Option(help="Trajectories in this group: its id, or the key given to group().")] = None
+    group: Annotated[str | None, Option("Trajectories in this group: its id, or the key given to group().")] = None
     origin: Annotated[
         str | None,
-        Option(help="How the trajectory was identified: explicit, otel, stitched, single, imported, shadow."),
+        Option("How the trajectory was identified: explicit, otel, stitched, single, imported, shadow."),
     ] = None
-    min_reward: Annotated[float | None, Option(help="Trajectories with a reward of at least this much.")] = None
-    max_reward: Annotated[float | None, Option(help="Trajectories with a reward of at most this much.")] = None
-    status: Annotated[str | None, Option(help="ok: no error. error: the block or one of its calls failed.")] = None
+    min_reward: Annotated[float | None, Option("Trajectories with a reward of at least this much.")] = None
+    max_reward: Annotated[float | None, Option("Trajectories with a reward of at most this much.")] = None
+    status: Annotated[str | None, Option("ok: no error. error: the block or one of its calls failed.")] = None
     trainable: Annotated[
-        bool | None, Option(off="--not-trainable", help="Trajectories with, or without, a call that can be trained on.")
+        bool | None, Option("Trajectories with, or without, a call that can be trained on.", off="--not-trainable")
     ] = None
 
 
@@ -227,8 +220,9 @@ def moment(text: str, option: str, now: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     # A date may be valid and still lie beyond the range of the platform's clock.
     except (ValueError, OverflowError, OSError):
-        why = f"{option} {text!r} is neither a date such as 2026-11-21 nor an age such as 7d or 12h"
-        raise ConfigError(why) from None
+        raise ConfigError(
+            f"{option} {text!r} is neither a date such as 2026-11-21 nor an age such as 7d or 12h"
+        ) from None
 
 
 def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
@@ -250,7 +244,7 @@ class JudgeModel:
 
     def as_settings(self) -> dict[str, Any]:
         """Return these options as arguments of `load_settings`."""
-        return {name: getattr(self, name) for name in ("judge", "judge_base_url", "rubric")}
+        return {"judge": self.judge, "judge_base_url": self.judge_base_url, "rubric": self.rubric}
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +253,9 @@ class Judging(JudgeModel):
 
     max_usd: Annotated[
         float | None,
-        Option(env=True, also=("--budget-usd",), help="Largest cost of the judge in US dollars."),
+        Option("Largest cost of the judge in US dollars.", env=True, also=("--budget-usd",)),
     ] = None
-    max_calls: Annotated[int | None, Option(env=True, help="Largest number of calls to the judge.")] = None
+    max_calls: Annotated[int | None, Option("Largest number of calls to the judge.", env=True)] = None
     check: Annotated[list[str] | None, setting("checks")] = None
 
     def as_settings(self) -> dict[str, Any]:
@@ -278,12 +272,7 @@ class Judging(JudgeModel):
 def make_judge(
     chosen: Settings, budget: rewards.Budget | None = None, max_prompt_tokens: int | None = None
 ) -> rewards.Judge:
-    """Return the judge that the settings name.
-
-    Raises:
-        JudgeError: the settings name no judge.
-        ConfigError: a limit or the rubric has an impossible value.
-    """
+    """Return the judge that the settings name; without one they raise `JudgeError`."""
     return rewards.Judge(
         chosen.judge,
         base_url=chosen.judge_base_url,
@@ -295,11 +284,7 @@ def make_judge(
 
 
 def make_embed(chosen: Settings) -> grouping.Embed | None:
-    """Return a function that calls the embedding model; `None` if the settings name no model. Nothing is sent here.
-
-    Raises:
-        ConfigError: the model has no address, or numpy is missing.
-    """
+    """Return a function that calls the embedding model; `None` if the settings name no model. Nothing is sent here."""
     if chosen.embeddings is None:
         return None
     if chosen.embeddings_base_url is None:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from art_patch.errors import ArtPatchError, ConfigError
 
@@ -35,10 +35,10 @@ _UNSAFE = re.compile(
 # --- answers ---
 
 
-def answer(value: dict[str, Any]) -> None:
-    """Print a command's result as one line of JSON on stdout."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
-    sys.stdout.flush()  # a server that started goes on, and scripts wait for this line
+def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:
+    """Print a command's result as one line of JSON, on stdout if no other stream is given."""
+    # Flushed, because a server that started goes on, and scripts wait for this line.
+    print(json.dumps(value, default=str), file=stream, flush=True)
 
 
 def say(text: str, **style: Any) -> None:
@@ -64,18 +64,13 @@ def interrupted() -> int:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Return whether data may be deleted: the option `yes` was given, or the user at the terminal agrees.
-
-    Raises:
-        ConfigError: `yes` was not given, and there is no terminal at which a user could be asked.
-    """
+    """Return whether data may be deleted: the option `yes` was given, or the user at the terminal agrees."""
     if yes:
         return True
     if not sys.stdin.isatty():
         raise ConfigError("this deletes data and nobody can be asked here; add --yes, or --dry-run to only look")
     # On stderr: stdout is for the answer, and a pipe would hide the question.
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -85,7 +80,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
 def visible(text: object) -> str:
     r"""Return the text with each character that could control a terminal replaced by its escape, such as `\x1b`."""
     # A Windows line end is harmless; a carriage return alone could overwrite the line.
-    return _UNSAFE.sub(lambda found: _escape(found[0]), str(text).replace("\r\n", "\n"))
+    return _UNSAFE.sub(_escape, str(text).replace("\r\n", "\n"))
 
 
 def one_line(text: object) -> str:
@@ -93,8 +88,8 @@ def one_line(text: object) -> str:
     return " ".join(visible(text).split())
 
 
-def _escape(character: str) -> str:
-    code = ord(character)
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
@@ -163,10 +158,10 @@ class Bars:
         """Show that `done` of `total` items of a stage are finished."""
         if self._progress is None:
             return
+        task, before = self._tasks.get(stage, (None, 0))
         # A stage that begins again, as in the next cycle of a demo, gets a bar of its own.
-        if stage not in self._tasks or done < self._tasks[stage][1]:
-            self._tasks[stage] = (self._progress.add_task(stage, total=total, note=note), done)
-        task, _ = self._tasks[stage]
+        if task is None or done < before:
+            task = self._progress.add_task(stage, total=total, note=note)
         self._tasks[stage] = (task, done)
         self._progress.update(task, completed=done, total=total, note=note)
         if done >= total and not self._progress.console.is_terminal:

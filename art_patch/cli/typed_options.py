@@ -131,7 +131,7 @@ def setting_texts() -> dict[str, str]:
     return texts
 
 
-def given_on_the_command_line(context: typer.Context, name: str) -> bool:
-    """Return whether the user typed the option; false if its value is from an environment variable or the default."""
+def given_on_the_command_line(context: Any, name: str) -> bool:
+    """Return whether the user typed the option, given its Typer context; a variable or the default does not count."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any, NamedTuple, Protocol
 
 from art_patch.doctor.finding import Finding
@@ -55,18 +57,13 @@ def mode(own: str, source: str, route: Route) -> Finding:
 
 def champion(route: Route) -> Finding:
     """Report the name of the champion, the policy that serves, or that there is none yet."""
-    if route.champion is None:
-        return Finding("champion", "ok", "none yet: calls go upstream and are recorded")
-    return Finding("champion", "ok", route.champion)
+    return Finding("champion", "ok", route.champion or "none yet: calls go upstream and are recorded")
 
 
 def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
     """Check that the engine answers, and that it serves the champion and the policy under test.
 
-    Args:
-        route: the route in the store.
-        base_url: address of the engine from the settings, which overrules the address in the route.
-        connect: makes a client from an address and the name of a key file.
+    `base_url` is the engine's address from the settings, which overrules the address in the route.
     """
     address = base_url or route.base_url
     if address is None:
@@ -110,10 +107,8 @@ def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | N
 
     An engine that ignores a LoRA looks healthy, because it answers with the base model. So base model and champion get
     the same short message at temperature 0, and their log-probabilities are compared. The check fails only if they are
-    equal: how large the difference may be is checked when an engine loads an adapter.
-
-    Returns:
-        `None` if no engine answers or it does not serve both.
+    equal: how large the difference may be is checked when an engine loads an adapter. The result is `None` if no engine
+    answers, or if it does not serve both.
     """
     address, champion = base_url or route.base_url, route.champion
     if address is None or champion is None:
@@ -142,10 +137,8 @@ def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | N
 
 def _ask(client: Engine, name: str) -> _Answer:
     # Temperature 0, so that a difference between the two answers comes from the weights and not from sampling.
-    messages = [{"role": "user", "content": _MESSAGE}]
-    answer = client.chat(
-        model=name, messages=messages, max_tokens=8, temperature=0, logprobs=True, return_token_ids=True
-    )
+    sampling = {"max_tokens": 8, "temperature": 0, "logprobs": True, "return_token_ids": True}
+    answer = client.chat(model=name, messages=[{"role": "user", "content": _MESSAGE}], **sampling)
     try:
         choice: Any = answer["choices"][0]
         # JSON has no NaN, and some servers write null for it.
@@ -160,13 +153,9 @@ def _ask(client: Engine, name: str) -> _Answer:
 
 def _compare(champion: str, base: _Answer, own: _Answer) -> Finding:
     # After the first different token the contexts differ, so later log-probabilities cannot be compared.
-    agreed = 0
-    for one, other in zip(base.token_ids, own.token_ids, strict=False):
-        if one != other:
-            break
-        agreed += 1
-    gaps = [abs(one - other) for one, other in zip(base.logprobs[:agreed], own.logprobs[:agreed], strict=True)]
-    gap = max(gaps, default=0.0)
+    agreed = sum(takewhile(bool, map(eq, base.token_ids, own.token_ids)))
+    both = zip(base.logprobs[:agreed], own.logprobs[:agreed], strict=True)
+    gap = max((abs(one - other) for one, other in both), default=0.0)
     if base.token_ids == own.token_ids and gap <= _SAME_NATS:
         return Finding("adapter", "bad", f"{champion} answers exactly as the base: the LoRA is not applied", _BACK)
     if base.token_ids == own.token_ids:
@@ -188,7 +177,6 @@ def clock(now: float, last_call_at: float | None) -> Finding:
     if now < _BEFORE:
         return Finding("clock", "bad", f"{shown} cannot be right", "set the clock")
     if last_call_at is not None and last_call_at > now + _SKEW_S:
-        ahead = last_call_at - now
-        text = f"{shown}; the newest call was recorded {ahead:.0f} s in the future"
+        text = f"{shown}; the newest call was recorded {last_call_at - now:.0f} s in the future"
         return Finding("clock", "bad", text, "let all machines of the project take their time from the network (NTP)")
     return Finding("clock", "ok", shown)

@@ -50,15 +50,14 @@ def python() -> Finding:
     return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
+def sdk(installed: Installed, base_clients: Callable[[], Any]) -> Finding:
     """Check that the installed OpenAI SDK can be patched, by patching it and undoing that at once.
 
-    Args:
-        base_clients: imports and returns the module `openai._base_client`.
+    `base_clients` imports and returns the module `openai._base_client`.
     """
     found = installed("openai")
     if found is None:
-        return [Finding("openai", "bad", "not installed", "pip install openai")]
+        return Finding("openai", "bad", "not installed", "pip install openai")
     libraries = ", ".join(f"{name} {number}" for name in _HTTP_LIBRARIES if (number := installed(name)))
     text = f"{found}, over {libraries or 'no HTTP library that we know'}"
     from art_patch.patching import Wrapping  # imports the SDK's dependencies
@@ -70,17 +69,16 @@ def sdk(installed: Installed, base_clients: Callable[[], Any]) -> list[Finding]:
     except Exception as error:  # an unknown release of the SDK may fail in any way
         cure = "install a release that art-patch supports: pip install 'openai>=1.66,<4'"
         why = f"{text}: this release cannot be wrapped ({type(error).__name__}: {error})"
-        return [Finding("openai", "bad", why, cure)]
+        return Finding("openai", "bad", why, cure)
     wrapping.take_off()
-    return [Finding("openai", "ok", f"{text}: can be wrapped")]
+    return Finding("openai", "ok", f"{text}: can be wrapped")
 
 
-def patchers(installed: Installed) -> list[Finding]:
+def patchers(installed: Installed) -> Finding:
     """Report installed packages, such as tracers, that also wrap the OpenAI SDK or the HTTP library below it."""
-    found = [f"{name} {number}" for name in _PATCHERS if (number := installed(name))]
-    if not found:
-        return [Finding("other patchers", "ok", "none")]
-    return [Finding("other patchers", "ok", f"{', '.join(found)}: they see each call too, the routed ones included")]
+    found = ", ".join(f"{name} {number}" for name in _PATCHERS if (number := installed(name)))
+    text = f"{found}: they see each call too, the routed ones included" if found else "none"
+    return Finding("other patchers", "ok", text)
 
 
 def bypasses(installed: Installed) -> list[Finding]:
@@ -101,12 +99,7 @@ def gpu(gpus: Sequence[str]) -> Finding:
 
 
 def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Finding:
-    """Report the vLLM installation that `art-patch serve` would start, or that it would use the embedded engine.
-
-    Args:
-        find: returns the environment in which vLLM is installed; `None` if there is none.
-        gpus: the GPUs that this process may use.
-    """
+    """Report the vLLM that `art-patch serve` would start, or that the embedded engine serves (`find` is `None`)."""
     try:
         found = find()
     except ConfigError as error:
@@ -128,11 +121,7 @@ def vllm(find: Callable[[], serving.Found | None], gpus: Sequence[str]) -> Findi
 
 
 def judge(model: str | None, installed: Installed) -> Finding:
-    """Check that the judge's model is set and its library installed. No request is sent, because that costs money.
-
-    Args:
-        model: litellm's name of the model; `None` if no judge is set.
-    """
+    """Check that the judge's model is set and its library installed. No request is sent, because that costs money."""
     litellm = installed("litellm")
     # First, and without a judge too: the package itself is the danger.
     if litellm in _MALICIOUS:
@@ -141,8 +130,7 @@ def judge(model: str | None, installed: Installed) -> Finding:
         return Finding("judge", "bad", text, cure)
     if model is None:
         return Finding("judge", "ok", "none is set; `art-patch retrain` needs one: ART_PATCH_JUDGE")
-    missing = [name for name in ("litellm", "tenacity") if installed(name) is None]
-    if missing:
+    if missing := [name for name in ("litellm", "tenacity") if installed(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
         text = f"{model}, but {', '.join(missing)} {verb} not installed: `art-patch retrain` cannot ask it from here"
         return Finding("judge", "warn", text, _INSTALL)
@@ -152,8 +140,8 @@ def judge(model: str | None, installed: Installed) -> Finding:
 def libraries(installed: Installed) -> Finding:
     """Report which of the packages for training (torch, transformers, peft) are installed in this environment."""
     found = {name: installed(name) for name in ("torch", "transformers", "peft")}
-    there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = ", ".join(name for name, version in found.items() if not version)
+    there = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    missing = ", ".join(name for name, number in found.items() if not number)
     if not missing:
         return Finding("job packages", "ok", there)
     # Not an error: app and job are meant to have environments of their own.
@@ -173,15 +161,12 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
         value = getattr(settings, name)
         # People paste this report into issues, so it holds no key and no password. Settings that hold one are kept out
         # of their `repr`, too, so a new one needs no second list.
-        if name == "store" and value is not None:
+        if value is not None and name == "store":
             value = without_password(value)
-        elif not field.repr and value is not None:
+        elif value is not None and not field.repr:
             value = "set, not shown"
-        source = "default"
-        if name in arguments:
-            source = "argument"
-        elif f"{PREFIX}{name}".upper() in variables:
-            source = "environment"
+        source = "environment" if f"{PREFIX}{name}".upper() in variables else "default"
+        source = "argument" if name in arguments else source
         # Values that JSON has stay as they are; paths become text.
         shown = value if value is None or isinstance(value, bool | int | float) else str(value)
         found[name] = {"value": shown, "source": source}
@@ -190,10 +175,9 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
 
 def chosen(found: Mapping[str, Any]) -> Finding:
     """Report the settings that an argument or a variable sets. `found` is the result of `sources`."""
-    parts = [
-        f"{name}={one['value']} ({one['source']})" for name, one in sorted(found.items()) if one["source"] != "default"
-    ]
-    return Finding("settings", "ok", ", ".join(parts) or "all defaults")
+    given = ((name, one) for name, one in sorted(found.items()) if one["source"] != "default")
+    text = ", ".join(f"{name}={one['value']} ({one['source']})" for name, one in given)
+    return Finding("settings", "ok", text or "all defaults")
 
 
 def mistaken(wrong: str | None) -> Finding | None:

@@ -95,11 +95,7 @@ def adapters(
 ) -> Finding | None:
     """Check the free space on the disk with the adapters; `None` if it is the store's disk, which `disk` checks.
 
-    Args:
-        directory: directory of the adapters.
-        store: the store's file; `None` for PostgreSQL.
-        free: returns the free bytes of the disk that holds a path.
-        device: returns a value that is the same for all paths on one disk.
+    `store` is the store's file, `None` for PostgreSQL; `device` returns the same for all paths on one disk.
     """
     place = _nearest(directory)
     if store is not None and device(place) == device(_nearest(store.parent)):
@@ -136,12 +132,9 @@ def database(path: Path, head: str) -> list[Finding]:
 
 
 def schema(revision: str | None, tables: bool, head: str) -> Finding:
-    """Check that this release can open a store with this schema revision, or migrate it.
+    """Check that this release, with the schema revision `head`, can open a store with this `revision`, or migrate it.
 
-    Args:
-        revision: the store's schema revision; `None` if it has none.
-        tables: whether the database has any tables.
-        head: the schema revision of this release.
+    `tables` tells whether the database has any tables.
     """
     if revision == head:
         return Finding("schema", "ok", f"{head}, this release's own")
@@ -182,8 +175,7 @@ def library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Finding:
 def server(url: str, head: str) -> tuple[list[Finding], float | None]:
     """Check a store on a PostgreSQL server: whether the server can be reached, and its schema (`head`: this release's).
 
-    Returns:
-        The findings, and when the newest recorded call began, in seconds since the epoch (`None` without calls).
+    Also return when the newest recorded call began, in seconds since the epoch (`None` without calls).
     """
     shown = stores.without_password(url)
     try:
@@ -194,8 +186,7 @@ def server(url: str, head: str) -> tuple[list[Finding], float | None]:
         return [Finding("store", "bad", str(error))], None
     except ImportError as error:
         return [Finding("store", "bad", stores.missing_driver(url, error))], None
-    last: float | None = None
-    revision: str | None = None
+    last, revision = None, None
     try:
         with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
             version, place, size, tables = connection.execute(_LOOK).fetchone()

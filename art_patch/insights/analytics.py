@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from art_patch.trackers import Episode
@@ -49,8 +49,8 @@ class Action:
     """A tool that the agent called.
 
     Attributes:
-        times: number of calls of this tool in all runs.
-        runs: number of runs with at least one call of this tool.
+        times: number of its calls in all runs.
+        runs: number of runs with at least one such call.
         share: `times` as a share of all tool calls, from 0 to 1.
     """
 
@@ -152,10 +152,10 @@ def pattern_of(error: str) -> str:
     return _VARYING.sub("#", line)[:_LONGEST]
 
 
-def _errors(episode: Episode) -> Iterator[str]:
+def _errors(episode: Episode) -> Iterable[str]:
     trajectory = episode.trajectory
     told = (trajectory.info.error, *(s.error for s in trajectory.spans), *(c.error for c in trajectory.calls))
-    yield from (error for error in told if error)
+    return filter(None, told)
 
 
 def _outcomes(seen: Sequence[_RunOutcome], success_at: float) -> Outcomes:

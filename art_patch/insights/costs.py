@@ -25,7 +25,6 @@ class Money:
         upstream_usd: cost of the answers that upstream gave.
         avoided_usd: what upstream would have charged for the answers that our policies gave.
         gpu_usd: cost of the engine's GPUs.
-        judge_usd: cost of the judge's calls.
         training_usd: cost of all updates, including those that made no policy.
         notes: sentences about amounts that are not known, and about updates that made no policy.
     """
@@ -56,11 +55,8 @@ class Money:
 def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:
     """Return the costs and savings of the period that `usage` covers.
 
-    Args:
-        usage: the calls of the period, and how long the engine and the updates ran.
-        prices: upstream's prices by model.
-        gpu_usd_per_hour: price of all GPUs of the engine together; `None` if it is not known. An update is assumed to
-            use as many GPUs.
+    `gpu_usd_per_hour` is the price of all GPUs of the engine together, `None` if it is not known. An update is assumed
+    to use as many GPUs.
     """
     notes: list[str] = []
     upstream_usd, avoided_usd, unpriced = _upstream(usage.served, prices)

@@ -40,12 +40,11 @@ class Comparison:
 
     Attributes:
         kind: `reward`: scores of users or code. `judged`: the judge's scores within a group.
-        ours: the champion's mean score; `None` if no run is scored.
-        theirs: upstream's mean score; `None` if no run is scored.
-        ours_scored: number of the champion's runs with such a score; for `judged`, of groups with runs of both.
-        theirs_scored: number of upstream's runs with such a score; for `judged`, of groups with runs of both.
-        low: lower limit of `difference` with 97.5 % confidence; `None` if there are too few scores.
-        high: upper limit of `difference` with 97.5 % confidence; `None` if there are too few scores.
+        ours: mean score; `theirs` likewise. `None` if no run is scored.
+        ours_scored: number of runs with such a score; `theirs_scored` likewise. For `judged`, both are the number of
+            groups with runs of both.
+        low: lower limit of `difference`, as `high` is the upper one, each with 97.5 % confidence; `None` if there are
+            too few scores.
     """
 
     kind: Literal["reward", "judged"]
@@ -68,7 +67,6 @@ class Side:
 
     Attributes:
         name: name of the champion, `other policies` or `upstream`.
-        calls: number of the calls that it answered.
         share: `calls` as a share of all calls; `None` without calls.
         failed: share of these calls that ended in an error; `None` without calls.
         p50_ms: median of the answers' duration; `None` without answers.
@@ -88,7 +86,6 @@ class Report:
     """The advice whether to switch from upstream to the champion. Times are seconds since the epoch.
 
     Attributes:
-        reasons: sentences that give the reasons for the verdict.
         cautions: sentences that say why the verdict may be wrong, such as a large share of fallbacks.
         sides: the calls of the champion, of all other policies together, and of upstream.
         fell_back: share of the calls meant for our policies that fell back to upstream; `None` if there were none.
@@ -116,8 +113,6 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
     """Return the advice whether to switch, from the calls and runs of the period that `usage` covers.
 
     Args:
-        usage: the calls, runs and costs of the period.
-        prices: upstream's prices by model.
         gpu_usd_per_hour: price of all GPUs of the engine together; `None` if it is not known.
         margin: the champion counts as good as upstream if its mean score is at most this much lower.
     """
@@ -191,9 +186,8 @@ def _verdict(
 def _fails_more(champion: Served, upstream: Served) -> str | None:
     if min(champion.calls, upstream.calls) < MIN_CALLS:
         return None
-    outcomes = [[1.0] * each.failed + [0.0] * (each.calls - each.failed) for each in (champion, upstream)]
-    low, _ = difference_interval(outcomes[0], outcomes[1])
-    if low <= _MORE_FAILURES:  # the difference may be chance, or too small to matter
+    ours, theirs = ([1.0] * each.failed + [0.0] * (each.calls - each.failed) for each in (champion, upstream))
+    if difference_interval(ours, theirs)[0] <= _MORE_FAILURES:  # the difference may be chance, or too small to matter
         return None
     shares = [each.failed / each.calls for each in (champion, upstream)]
     return f"{shares[0]:.1%} of its calls fail, {shares[1]:.1%} of upstream's: more than chance explains"
@@ -210,10 +204,8 @@ def _what_is_missing(comparisons: Sequence[Comparison]) -> str:
 
 def _in_words(found: Comparison) -> str:
     what = "your rewards" if found.kind == "reward" else "the judge's scores in groups with both"
-    return (
-        f"by {what} the difference to upstream is {found.difference:+.3f}, "
-        f"between {found.low:+.3f} and {found.high:+.3f}"
-    )
+    limits = f"between {found.low:+.3f} and {found.high:+.3f}"
+    return f"by {what} the difference to upstream is {found.difference:+.3f}, {limits}"
 
 
 def _cautions(usage: Usage, decisive: Comparison | None, sides: Sequence[Side], fell_back: float) -> list[str]:
@@ -232,15 +224,11 @@ def _cautions(usage: Usage, decisive: Comparison | None, sides: Sequence[Side], 
 def _three(usage: Usage) -> tuple[Served, Served, Served]:
     """Return the champion's calls, upstream's, and those of all other policies together."""
     by = {each.policy: each for each in usage.served}
-    rest = [each for each in usage.served if each.policy not in (usage.champion, None)]
-    others = Served(
-        "other policies",
-        sum(each.calls for each in rest),
-        sum(each.failed for each in rest),
-        tuple(sorted(ms for each in rest for ms in each.latencies_ms)),
-    )
-    champion = by.get(usage.champion) if usage.champion is not None else None
-    return champion or Served(usage.champion), by.get(None) or Served(None), others
+    upstream = by.pop(None, Served(None))
+    champion = by.pop(usage.champion, Served(usage.champion))
+    calls, failed = sum(each.calls for each in by.values()), sum(each.failed for each in by.values())
+    latencies_ms = tuple(sorted(ms for each in by.values() for ms in each.latencies_ms))
+    return champion, upstream, Served("other policies", calls, failed, latencies_ms)
 
 
 def _side(name: str, served: Served, all_calls: int) -> Side:
@@ -269,9 +257,8 @@ def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Compariso
     ours = [run.reward for run in runs if run.policy == champion and run.reward is not None and champion is not None]
     theirs = [run.reward for run in runs if run.policy is None and run.reward is not None]
     means = (fmean(ours) if ours else None, fmean(theirs) if theirs else None)
-    if min(len(ours), len(theirs)) < MIN_RUNS:
-        return Comparison("reward", *means, len(ours), len(theirs))
-    return Comparison("reward", *means, len(ours), len(theirs), *difference_interval(ours, theirs))
+    limits = difference_interval(ours, theirs) if min(len(ours), len(theirs)) >= MIN_RUNS else ()
+    return Comparison("reward", *means, len(ours), len(theirs), *limits)
 
 
 def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison:
@@ -292,13 +279,13 @@ def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison
     if champion is None or not pairs:
         return Comparison("judged", None, None, 0, 0)
     means = (fmean(ours for ours, _ in pairs), fmean(theirs for _, theirs in pairs))
-    if len(pairs) < MIN_GROUPS:
-        return Comparison("judged", *means, len(pairs), len(pairs))
-    differences = [ours - theirs for ours, theirs in pairs]
-    # Each side errs in 2.5 % of cases, so both limits hold together in 95 %.
-    side = (1 + LEVEL) / 2
-    low, high = lower_bound(differences, side), -lower_bound([-each for each in differences], side)
-    return Comparison("judged", *means, len(pairs), len(pairs), low, high)
+    limits: tuple[float, ...] = ()
+    if len(pairs) >= MIN_GROUPS:
+        differences = [ours - theirs for ours, theirs in pairs]
+        # Each side errs in 2.5 % of cases, so both limits hold together in 95 %.
+        side = (1 + LEVEL) / 2
+        limits = lower_bound(differences, side), -lower_bound([-each for each in differences], side)
+    return Comparison("judged", *means, len(pairs), len(pairs), *limits)
 
 
 def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Job,
         cron_job,
         cron_line,
-        has_entry,
         systemd_units,
         variables_file,
         with_entry,
@@ -27,7 +26,7 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "recipes": "Job cron_job cron_line has_entry systemd_units variables_file with_entry without_entry",
+            "recipes": "Job cron_job cron_line systemd_units variables_file with_entry without_entry",
             "times": "parse_schedule",
         },
     )

@@ -64,11 +64,7 @@ class Job:
 
 
 def cron_line(job: Job) -> str:
-    """Return the crontab line. The job's output goes to its log file; after a failure, cron mails one line about it.
-
-    Raises:
-        ConfigError: the line is too long for cron, or contains a line break.
-    """
+    """Return the crontab line. The job's output goes to its log file; after a failure, cron mails one line about it."""
     directory, variables, log = (shlex.quote(str(path)) for path in (job.directory, job.variables, job.log))
     line = _filled(
         "crontab",
@@ -90,9 +86,6 @@ def systemd_units(job: Job) -> dict[str, str]:
     """Return the texts of a service and a timer by file name, for the systemd instance of one user (`--user`).
 
     For units of the whole system, which run as a dedicated user, see `examples/deploy`.
-
-    Raises:
-        ConfigError: a path or an option contains a line break.
     """
     # In a unit % and $ are special characters: the functions below escape them in every value that a user chose.
     service = _filled(
@@ -158,68 +151,46 @@ def _dns_name(name: str) -> str:
 
 def variables_file(variables: Mapping[str, str]) -> str:
     """Return the text of the file with settings and keys, quoted so that `/bin/sh` and systemd read the same values."""
-
     # Double quotes with these four escapes are the one way to write any value that both read back as it was.
-    def quoted(value: str) -> str:
-        escaped = re.sub(r'(["\\$`])', r"\\\1", value)
-        return f'"{escaped}"'
-
-    return _HEAD + "".join(f"{name}={quoted(value)}\n" for name, value in sorted(variables.items()))
+    quoted = {name: re.sub(r'(["\\$`])', r"\\\1", value) for name, value in sorted(variables.items())}
+    return _HEAD + "".join(f'{name}="{value}"\n' for name, value in quoted.items())
 
 
 def with_entry(crontab: str, directory: str, lines: str) -> str:
     """Return the text `crontab` with a project's lines replaced by `lines`, or with `lines` appended if it has none.
 
     A comment before and a comment after the lines mark them with the project's directory. All other text stays the
-    same, byte for byte.
-
-    Args:
-        directory: path of the project's directory, which the two comments contain.
-        lines: the new lines; the last one ends with a line break.
+    same, byte for byte. The last of `lines` ends with a line break.
 
     Raises:
         ConfigError: only one of the two comments is in `crontab`, or one of them is there twice.
     """
     begin, end = _marks(directory)
-    before, found, after = _parted(crontab, directory)
-    if not found and before and not before.endswith("\n"):
+    before, after = _parted(crontab, directory)
+    if before and not before.endswith("\n"):
         before += "\n"
     return f"{before}{begin}\n{lines}{end}\n{after}"
 
 
 def without_entry(crontab: str, directory: str) -> str:
-    """Return the text `crontab` without the lines of the project in `directory`, and without the comments around them.
-
-    Raises:
-        ConfigError: only one of the two comments is in `crontab`, or one of them is there twice.
-    """
-    before, _, after = _parted(crontab, directory)
-    return before + after
+    """Return the text `crontab` without a project's lines and the comments around them; raises as `with_entry` does."""
+    return "".join(_parted(crontab, directory))
 
 
-def has_entry(crontab: str, directory: str) -> bool:
-    """Return whether the text `crontab` has lines of the project in `directory`.
-
-    Raises:
-        ConfigError: only one of the two comments around the lines is in `crontab`, or one of them is there twice.
-    """
-    return _parted(crontab, directory)[1]
+def _marks(directory: str) -> list[str]:
+    return [f"# {arrows} art-patch retrain {directory}" for arrows in (">>>", "<<<")]
 
 
-def _marks(directory: str) -> tuple[str, str]:
-    return f"# >>> art-patch retrain {directory}", f"# <<< art-patch retrain {directory}"
-
-
-def _parted(crontab: str, directory: str) -> tuple[str, bool, str]:
-    """Return the text before the project's lines, whether there are any, and the text after them."""
+def _parted(crontab: str, directory: str) -> tuple[str, str]:
+    """Return the text before the project's lines and the text after them; without such lines, all text is before."""
     lines = crontab.splitlines(keepends=True)
     begin, end = ([i for i, line in enumerate(lines) if line.rstrip("\r\n") == mark] for mark in _marks(directory))
     if not begin and not end:
-        return crontab, False, ""
+        return crontab, ""
     # With one comment missing, nothing tells which lines are ours and which are the user's.
     if len(begin) != 1 or len(end) != 1 or begin[0] > end[0]:
         raise ConfigError(
             f"the comments around our line for {directory} in the crontab are damaged; "
             "take the line and both comments out with `crontab -e`, then try again"
         )
-    return "".join(lines[: begin[0]]), True, "".join(lines[end[0] + 1 :])
+    return "".join(lines[: begin[0]]), "".join(lines[end[0] + 1 :])

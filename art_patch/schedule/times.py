@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 from art_patch.errors import ConfigError
 
-_MONTHS = {
-    "jan": 1, "feb": 2, "mar": 3, "apr": 4, "may": 5, "jun": 6,
-    "jul": 7, "aug": 8, "sep": 9, "oct": 10, "nov": 11, "dec": 12,
-}  # fmt: skip
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH_NUMBERS = {name: number for number, name in enumerate(_MONTHS, 1)}
 _WEEKDAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 _DAY_NUMBERS = {name.lower(): number for number, name in enumerate(_WEEKDAYS)}
 # February with 29: a schedule for leap days is rare, and not a mistake.
@@ -60,11 +58,13 @@ class _Field:
         return ConfigError(f"{part!r} is no {self.name} of a schedule ({self.low}-{self.high}); {_EXAMPLE}")
 
 
-_MINUTE = _Field("minute", 0, 59, {})
-_HOUR = _Field("hour", 0, 23, {})
-_DAY = _Field("day of the month", 1, 31, {})
-_MONTH = _Field("month", 1, 12, _MONTHS)
-_WEEKDAY = _Field("weekday", 0, 7, _DAY_NUMBERS)
+_FIELDS = (
+    _Field("minute", 0, 59, {}),
+    _Field("hour", 0, 23, {}),
+    _Field("day of the month", 1, 31, {}),
+    _Field("month", 1, 12, _MONTH_NUMBERS),
+    _Field("weekday", 0, 7, _DAY_NUMBERS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +104,14 @@ def parse_schedule(text: str) -> Schedule:
     fields = text.split()
     if len(fields) != 5:
         raise ConfigError(f"{text!r} is no schedule; {_EXAMPLE}")
-    readers = (_MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY)
-    minutes, hours, days, months, numbers = (
-        reader.values(field) for reader, field in zip(readers, fields, strict=True)
-    )
+    minutes, hours, days, months, numbers = map(_Field.values, _FIELDS, fields)
     weekdays = tuple(sorted({number % 7 for number in numbers}))  # Sunday as 7 becomes 0
     # With both, cron runs on days that match either, and systemd on days that match both.
     if len(days) < 31 and len(weekdays) < 7:
         raise ConfigError(
             f"{text!r} names days of the month and weekdays: cron takes either, systemd both; give one of them"
         )
-    first = min(days)
-    if first > max(_LONGEST_MONTH[month - 1] for month in months):
+    if (first := min(days)) > max(_LONGEST_MONTH[month - 1] for month in months):
         raise ConfigError(f"{text!r} never comes: no such month has a day {first}; give another one")
     return Schedule(minutes, hours, days, months, weekdays)
 

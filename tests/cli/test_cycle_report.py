@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from art_patch.cli.commands.retrain import say_cycle
+from art_patch.cli.options import Output
 
 REPORT: dict[str, Any] = {
     "outcome": "promoted",
@@ -30,7 +31,7 @@ REPORT: dict[str, Any] = {
 
 
 def test_metrics_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
-    say_cycle(REPORT, as_json=False)
+    say_cycle(REPORT)
     first, second, third, *metrics = capsys.readouterr().out.splitlines()
     assert first == "promoted agent@2: better"
     assert (second, third) == ("1 of 2 calls are what the chat template makes of them", "  before   '[/]'")
@@ -40,5 +41,5 @@ def test_metrics_are_read_at_a_glance(capsys: pytest.CaptureFixture[str]):
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]):
-    say_cycle(REPORT, as_json=True)
+    assert Output(as_json=True).answered(REPORT)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(REPORT))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
-from art_patch.cli.commands.evaluate import evaluate, say_comparison
+from art_patch.cli.commands.measure import evaluate, say_comparison
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import EngineError
 from art_patch.pipeline import Run, group
@@ -57,7 +57,7 @@ def test_it_says_who_is_better_and_leaves_all_as_it_was(
     assert (result.exit_code, found["policy"], found["against"]) == (0, "agent@1", "agent@0")
     assert (metrics["judge"], metrics["scenarios"], metrics["unscored"]) == (STAND_IN_MODEL, 8, 0)
     assert found["better"] == (metrics["lower_bound"] > 0 and all(row["passed"] for row in metrics["checks"]))
-    say_comparison(found, as_json=False)
+    say_comparison(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("agent@1 is ") and lines[0].endswith(" better than agent@0")
     assert [line.split()[0] for line in lines[2:7]] == ["held-out", "agent@1", "agent@0", "difference", "at"]

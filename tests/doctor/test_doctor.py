@@ -39,7 +39,7 @@ def has(**versions: str) -> environment.Installed:
 
 def test_the_sdk_of_this_environment_can_be_wrapped():
     before = dict(vars(_base_client.SyncAPIClient))
-    (found,) = environment.sdk(environment.installed_version, lambda: _base_client)
+    found = environment.sdk(environment.installed_version, lambda: _base_client)
     assert found.level == "ok"
     assert "can be wrapped" in found.text
     assert dict(vars(_base_client.SyncAPIClient)) == before
@@ -48,15 +48,15 @@ def test_the_sdk_of_this_environment_can_be_wrapped():
 def test_an_sdk_that_cannot_be_wrapped_is_red():
     stranger: Any = ModuleType("openai._base_client")
     stranger.SyncAPIClient = stranger.AsyncAPIClient = type("SyncAPIClient", (), {"request": lambda self: None})
-    (found,) = environment.sdk(has(openai="9.0", httpx3="1.0"), lambda: stranger)
+    found = environment.sdk(has(openai="9.0", httpx3="1.0"), lambda: stranger)
     assert (found.level, "cannot be wrapped" in found.text) == ("bad", True)
 
     def broken() -> Any:
         raise ImportError("no httpx")
 
-    (found,) = environment.sdk(has(openai="9.0"), broken)
+    found = environment.sdk(has(openai="9.0"), broken)
     assert (found.level, "no httpx" in found.text) == ("bad", True)
-    (found,) = environment.sdk(has(), broken)
+    found = environment.sdk(has(), broken)
     assert (found.level, found.cure) == ("bad", "pip install openai")
 
 
@@ -68,9 +68,9 @@ def test_bypasses_and_patchers_are_those_that_are_installed():
     ]
     assert all(one.cure for one in found)
     assert [one.level for one in environment.bypasses(has())] == ["ok"]
-    (other,) = environment.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
+    other = environment.patchers(has(langfuse="5.0.4", sentry_sdk="2.75", numpy="2"))
     assert "langfuse 5.0.4, sentry-sdk 2.75" in other.text
-    assert environment.patchers(has())[0].text == "none"
+    assert environment.patchers(has()).text == "none"
 
 
 def test_every_bypass_has_a_cure_in_one_line():

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from art_patch.cli.commands.export import export
-from art_patch.cli.commands.imports import import_file
+from art_patch.cli.commands.files import export, import_file
 from art_patch.errors import MalformedFile
 from art_patch.formats import Bundle, encode
 from art_patch.formats.complete import FORMAT, decode

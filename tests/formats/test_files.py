@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from art_patch._lib.ids import replay_id
-from art_patch.cli.commands.export import export
-from art_patch.cli.commands.imports import import_file
+from art_patch.cli.commands.files import export, import_file
 from art_patch.errors import ConfigError, MalformedFile
 from art_patch.formats import COLUMNS, Bundle, encode, reading, writing
 from art_patch.store import Filter, Store, open_store

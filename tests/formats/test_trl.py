@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.cli.commands.export import export
+from art_patch.cli.commands.files import export
 from art_patch.store import Store
 from tests.support.run_samples import SYSTEM, TOOL, asked, plain_run, tool_run, write
 

@@ -13,9 +13,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,45 +23,34 @@ from art_patch import store
 from art_patch.cli import output
 from art_patch.cli.commands.retrain import retrain
 from art_patch.cli.options import Project, ProjectPlace, refuse_foreign
-from art_patch.cli.typed_options import Option, command
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import Busy, ConfigError, GateRejected
 from art_patch.settings import Settings, variable_of
-
-if TYPE_CHECKING:
-    from art_patch.schedule import Job
 
 _HANGS_S = 12 * 3_600  # a cycle without `--max-minutes` is ended from outside after this time
 _LATE_S = 15 * 60  # with `--max-minutes`, which ends a cycle between two steps, so much later
 
 _NO_CRONTAB = ("no crontab for", "no such file")  # what `crontab -l` says then: Debian's and cronie's; busybox's
 
-CRON = Option(help="Write a line of your crontab. This is the default.")
-SYSTEMD = Option(help="Write a service and a timer for your user's systemd.")
+CRON = Option("Write a line of your crontab. This is the default.")
+SYSTEMD = Option("Write a service and a timer for your user's systemd.")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The option that `cron print` and `cron install` share: the time at which `retrain` runs."""
-
-    schedule: Annotated[str, Option(help="Minute, hour, day, month, weekday, as in a crontab, in local time.")] = (
-        "17 3 * * *"
-    )
-
-
+SCHEDULE = Option("Minute, hour, day, month, weekday, as in a crontab, in local time.")
+NIGHTLY = "17 3 * * *"
 OPTIONS = typer.Argument(metavar="[-- RETRAIN OPTIONS]", help="Options of `art-patch retrain`.")
 
 
 @command
 def print_recipe(
-    plan: Plan,
+    *,
+    schedule: Annotated[str, SCHEDULE] = NIGHTLY,
     project: ProjectPlace,
     options: Annotated[list[str] | None, OPTIONS] = None,
     cron: Annotated[bool, CRON] = False,
     systemd: Annotated[bool, SYSTEMD] = False,
-    kubernetes: Annotated[bool, Option(help="Write a CronJob for Kubernetes.")] = False,
-    image: Annotated[
-        str | None, Option(help="With --kubernetes: image made from examples/deploy/Containerfile.")
-    ] = None,
+    kubernetes: Annotated[bool, Option("Write a CronJob for Kubernetes.")] = False,
+    image: Annotated[str | None, Option("With --kubernetes: image made from examples/deploy/Containerfile.")] = None,
 ) -> None:
     """Print a crontab line, systemd units or a CronJob that runs `art-patch retrain`. Nothing is installed.
 
@@ -73,19 +61,17 @@ def print_recipe(
         raise ConfigError("--cron, --systemd and --kubernetes are three ways; choose one")
     if image is not None and not kubernetes:
         raise ConfigError("--image goes with --kubernetes")
-    # In Kubernetes the home is the mount path of the volume.
+    # In a pod the home is where the volume is mounted, not where it is on this machine.
     if kubernetes and home is not None and not home.is_absolute():
         raise ConfigError(f"the volume cannot be mounted at {str(home)!r}; give --home as an absolute path")
-    # In a pod the home is where the volume is mounted, not where it is on this machine.
-    job, _, _ = _job(plan, options, project, with_home=not kubernetes)
+    job, _, _ = _job(schedule, options or [], project, with_home=not kubernetes)
     if kubernetes:
         files = recipes.cron_job(job, image=image or "art-patch:local", home=str(home or "/data"))
     elif systemd:
         files = recipes.systemd_units(job)
     else:
         files = {"crontab": f"# Settings and keys: {job.variables}\n{recipes.cron_line(job)}"}
-    if project.as_json:
-        output.answer({"project": job.project, "schedule": job.schedule.as_cron(), "files": files})
+    if project.answered({"project": job.project, "schedule": job.schedule.as_cron(), "files": files}):
         return
     for name, text in files.items():
         typer.echo((f"# {name}\n" if len(files) > 1 else "") + text, nl=len(files) > 1)
@@ -93,7 +79,8 @@ def print_recipe(
 
 @command
 def install(
-    plan: Plan,
+    *,
+    schedule: Annotated[str, SCHEDULE] = NIGHTLY,
     project: Project,
     options: Annotated[list[str] | None, OPTIONS] = None,
     cron: Annotated[bool, CRON] = False,
@@ -108,7 +95,7 @@ def install(
     """
     if cron and systemd:
         raise ConfigError("--cron and --systemd are two ways; choose one")
-    job, settings, variables = _job(plan, options, project)
+    job, settings, variables = _job(schedule, options or [], project)
     text = recipes.variables_file(variables)
     then: list[str] = []
     if systemd:
@@ -127,8 +114,7 @@ def install(
         write_crontab(crontab)
         where = ["crontab"]
     facts = {"installed": where, "variables": str(job.variables), "begun": begun, "then": then}
-    if project.as_json:
-        output.answer({"project": job.project, "schedule": job.schedule.as_cron(), **facts})
+    if project.answered({"project": job.project, "schedule": job.schedule.as_cron(), **facts}):
         return
     typer.echo(f"retrains {job.project} at {job.schedule.as_cron()} in {job.directory}: {', '.join(where)}")
     # A file that was there may hold keys which are not set in this shell, so it was left as it is.
@@ -140,7 +126,8 @@ def install(
     typer.echo("output: " + (f"journalctl --user -u {job.unit}" if then else str(job.log)))
     if then:
         typer.echo("now run:")
-    _say_commands(then)
+    for line in then:
+        typer.echo(f"  {line}")
 
 
 @command
@@ -151,39 +138,35 @@ def remove(project: ProjectPlace) -> None:
     """
     settings = project.settings()
     removed: list[str] = []
-    directory = str(settings.directory)
-    if has_crontab() and recipes.has_entry(crontab := read_crontab(), directory):
-        write_crontab(recipes.without_entry(crontab, directory))
+    # A machine with systemd alone has no `crontab` command.
+    crontab = read_crontab() if shutil.which("crontab") else ""
+    rest = recipes.without_entry(crontab, str(settings.directory))
+    if rest != crontab:
+        write_crontab(rest)
         removed.append("crontab")
     # Both kinds are looked for: an earlier `install` may have used the other one.
-    timer = f"art-patch-retrain-{settings.project}.timer"
-    for name in (timer, f"art-patch-retrain-{settings.project}.service"):
-        path = unit_directory() / name
+    timer, service = (f"art-patch-retrain-{settings.project}.{kind}" for kind in ("timer", "service"))
+    for path in (unit_directory() / timer, unit_directory() / service):
         if path.exists():
             path.unlink()
             removed.append(str(path))
     then = [f"systemctl --user stop {timer}", "systemctl --user daemon-reload"] if len(removed) > 1 else []
-    if project.as_json:
-        output.answer({"project": settings.project, "removed": removed, "then": then})
+    if project.answered({"project": settings.project, "removed": removed, "then": then}):
         return
     typer.echo(f"removed: {', '.join(removed)}" if removed else f"nothing was installed for {settings.project}")
-    _say_commands(then)
-
-
-def _say_commands(lines: list[str]) -> None:
-    for line in lines:
+    for line in then:
         typer.echo(f"  {line}")
 
 
 def _job(
-    plan: Plan, options: list[str] | None, project: ProjectPlace, *, with_home: bool = True
-) -> tuple[Job, Settings, dict[str, str]]:
+    schedule: str, options: list[str], project: ProjectPlace, *, with_home: bool = True
+) -> tuple[recipes.Job, Settings, dict[str, str]]:
     """Return the job, the settings, and the variables that its file begins with."""
-    when = recipes.parse_schedule(plan.schedule)
+    when = recipes.parse_schedule(schedule)
     settings = project.settings()
     if not store.waits_for_network(settings.store):
         refuse_foreign(settings)
-    given, known = _checked(options or [])
+    given, known = _checked(options)
     # The project and its home are options of the job itself.
     known -= {variable_of("project"), variable_of("home")}
     variables = {name: os.environ[name] for name in sorted(known) if name in os.environ}
@@ -194,7 +177,7 @@ def _job(
     job = recipes.Job(
         project=settings.project,
         schedule=when,
-        options=("--project", settings.project, *where, *(options or [])),
+        options=("--project", settings.project, *where, *options),
         python=Path(sys.executable),
         directory=Path.cwd(),
         variables=settings.directory / "retrain.env",
@@ -215,34 +198,23 @@ def _checked(options: list[str]) -> tuple[dict[str, Any], set[str]]:
     parser.command()(retrain)
     command = typer.main.get_command(parser)
     with command.make_context("art-patch retrain", list(options)) as context:
-        params = dict(context.params)
-        sources = {name: context.get_parameter_source(name) for name in params}
-    # Only what stands here: variables may have changed when the job runs.
-    written = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    given = {name: params[name] for name in written}
+        # Only what stands here: variables may have changed when the job runs.
+        given = {name: value for name, value in context.params.items() if given_on_the_command_line(context, name)}
     if twice := [name for name in ("project", "home", "store") if name in given]:
         raise ConfigError(f"--{twice[0]} goes before the `--`: art-patch cron ... --{twice[0]} VALUE -- ...")
     known = {variable_of(name) for name in Settings.model_fields}
-    for parameter in command.params:
-        variable = parameter.envvar
-        known |= {variable} if isinstance(variable, str) else set(variable or ())
-    return given, known
+    # Each option of ours has one variable or none.
+    return given, known | {str(parameter.envvar) for parameter in command.params if parameter.envvar}
 
 
 # --- the crontab, the units and the file of settings ---
 
 
-def has_crontab() -> bool:
-    """Return whether this machine has a `crontab` command."""
-    return shutil.which("crontab") is not None
-
-
 def read_crontab() -> str:
     """Return the text of the user's crontab; an empty text if the user has none.
 
-    Raises:
-        ConfigError: the command `crontab` is not installed, or it fails. `install` and `remove` then stop, so that they
-            never overwrite a crontab that they could not read.
+    If the command `crontab` is missing or fails, `ConfigError` stops `install` and `remove`, so that they never
+    overwrite a crontab that they could not read.
     """
     done = _crontab("-l")
     if done.returncode == 0:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from art_patch import demo as demonstration
 from art_patch.cli import output
@@ -13,29 +12,20 @@ from art_patch.cli.options import Output
 from art_patch.cli.typed_options import Option, command, setting
 from art_patch.settings import load_settings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # a column in eighths
-
-
-@dataclass(frozen=True, slots=True)
-class DemoPlace(Output):
-    """The options for the demo's directory. The name of the demo's project is made from the seed."""
-
-    home: Annotated[Path | None, setting("home")] = None
 
 
 @command
 def demo(
-    place: DemoPlace,
-    seed: Annotated[int, Option(least=0, help="Seed of model, tasks and updates.")] = 1,
-    cycles: Annotated[int | None, Option(least=1, help="Number of cycles to run.")] = None,
-    control: Annotated[bool, Option(help="Shuffle the rewards. Then success must not rise.")] = False,
-    single_shot: Annotated[bool, Option(help="Ask each question once; siblings are re-sampled.")] = False,
-    judge: Annotated[str | None, Option(env=True, help="Judge model to use in place of the demo's stand-in.")] = None,
+    out: Output,
+    home: Annotated[Path | None, setting("home")] = None,
+    seed: Annotated[int, Option("Seed of model, tasks and updates.", least=0)] = 1,
+    cycles: Annotated[int | None, Option("Number of cycles to run.", least=1)] = None,
+    control: Annotated[bool, Option("Shuffle the rewards. Then success must not rise.")] = False,
+    single_shot: Annotated[bool, Option("Ask each question once; siblings are re-sampled.")] = False,
+    judge: Annotated[str | None, Option("Judge model to use in place of the demo's stand-in.", env=True)] = None,
     judge_base_url: Annotated[str | None, setting("judge_base_url")] = None,
-    engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
+    engine: Annotated[str, Option("vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
 ) -> None:
     """Watch a tiny agent learn on this machine: traffic, judging, GRPO, gate, promotion.
 
@@ -43,18 +33,15 @@ def demo(
     """
     # A control run and its counterpart must not share what they learn, so each has a project of its own.
     project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")
-    settings = load_settings(project=project, home=place.home, judge=judge, judge_base_url=judge_base_url)
-    with output.bars(quiet=place.as_json) as shown:
+    settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
+    with output.bars(quiet=out.as_json) as shown:
         teller = _Teller(shown, judge=settings.judge, directory=str(settings.directory))
         metrics = demonstration.run_demo(
             settings, seed=seed, cycles=cycles or demonstration.CYCLES, control=control, tell=teller, engine=engine,
             single_shot=single_shot,
         )  # fmt: skip
-    if place.as_json:
-        output.answer(metrics)
-    else:
-        home = f" --home {settings.directory.parent}" if place.home is not None else ""
-        _print_summary(output.stdout(), metrics, project, home)
+    if not out.answered(metrics):
+        _print_summary(metrics, project, "" if home is None else f" --home {settings.directory.parent}")
 
 
 class _Teller:
@@ -78,12 +65,13 @@ class _Teller:
         )
 
 
-def _print_summary(console: Console, metrics: Mapping[str, Any], project: str, home: str) -> None:
+def _print_summary(metrics: Mapping[str, Any], project: str, home: str) -> None:
     from rich.table import Table
 
+    console = output.stdout()
     table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
     for column in ("", "before", "after"):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left")
     for name, key in (("sampled", "success"), ("greedy", "greedy")):
         table.add_row(name, f"{metrics[f'{key}_before']:.0%}", f"[b]{metrics[f'{key}_after']:.0%}[/]")
     console.print()

@@ -7,20 +7,18 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline, promotion, serving, store
+from art_patch import pipeline, promotion, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
+from art_patch.settings import Settings
 
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
-    from art_patch.types import Policy, Route
-
+REASON = Option("Reason, for the ledger.")
 POLICY = typer.Argument(help="NAME@STEP of a candidate, of a policy being tested, or of a retired policy.")
 
 
@@ -31,14 +29,14 @@ def promote(
     canary: Annotated[
         float | None,
         Option(
+            "Test the policy on this share of the sessions. For a canary: change its share; the test goes on.",
             metavar="PERCENT",
-            help="Test the policy on this share of the sessions. For a canary: change its share; the test goes on.",
         ),
     ] = None,
     shadow: Annotated[
-        bool, Option(help="Test the policy in the background: it gets copies of calls; its answers are only recorded.")
+        bool, Option("Test the policy in the background: it gets copies of calls; its answers are only recorded.")
     ] = False,
-    reason: Annotated[str | None, Option(help="Reason, for the ledger. Default: promoted, or tested, by hand.")] = None,
+    reason: Annotated[str | None, Option("Reason, for the ledger. Default: promoted, or tested, by hand.")] = None,
 ) -> None:
     """Make a policy the champion, or test it beside the champion, without the gate.
 
@@ -53,8 +51,8 @@ def promote(
         ledger, who = opened.ledger, project.actor("promote")
         tested, present = shadow or canary is not None, ledger.policy(policy)
         is_canary = present is not None and present.state == "canary"
-        why = reason or ("its share changed by hand" if tested and is_canary else None)
-        why = why or ("tested by hand" if tested else "promoted by hand")
+        by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
+        why = reason or f"{by_hand} by hand"
         if canary is not None and is_canary:
             # The engine serves a canary already; only its share in the route changes.
             promotion.change_share(ledger, policy, canary, who=who, reason=why)
@@ -68,14 +66,19 @@ def promote(
         else:
             promotion.promote(ledger, engine, policy, who=who, reason=why)
         route = ledger.route()
-    _say_served(route, policy, project.as_json)
+    state = route.challenger_state if route.challenger == policy else "champion"
+    percent = route.challenger_percent if state == "canary" else None
+    if project.answered({"champion": route.champion, "policy": policy, "state": state, "percent": percent}):
+        return
+    said = {
+        "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {route.champion} serves",
+        "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {route.champion} all others",
+    }.get(state or "", f"[b]{policy}[/] serves")
+    output.stdout().print(f"{said}; running apps follow within a second")
 
 
 @command
-def rollback(
-    project: ActingProject,
-    reason: Annotated[str, Option(help="Reason, for the ledger.")] = "rolled back by hand",
-) -> None:
+def rollback(project: ActingProject, reason: Annotated[str, REASON] = "rolled back by hand") -> None:
     """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
 
     It also works while the engine is down.
@@ -91,22 +94,16 @@ def rollback(
             champion = ledger.champion()
             _unload(settings, ledger, rejected)
     serves = champion.name if champion else None
-    if project.as_json:
-        output.answer({"champion": serves, "rejected": rejected})
-    elif rejected is not None:
-        output.stdout().print(
-            f"{rejected} is rejected; [b]{serves}[/] answers every session, in running apps within a second"
-        )
-    else:
-        output.stdout().print(f"[b]{serves}[/] serves again; running apps follow within a second")
+    if project.answered({"champion": serves, "rejected": rejected}):
+        return
+    words = f"[b]{serves}[/] serves again; running apps follow within a second"
+    if rejected is not None:
+        words = f"{rejected} is rejected; [b]{serves}[/] answers every session, in running apps within a second"
+    output.stdout().print(words)
 
 
 @command
-def reject(
-    policy: Annotated[str, POLICY],
-    reason: Annotated[str, Option(help="Reason, for the ledger.")],
-    project: ActingProject,
-) -> None:
+def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], project: ActingProject) -> None:
     """Reject a policy for good. It never serves again; if it is being tested, the test ends.
 
     It also works while the engine is down; a running engine unloads the policy. The champion cannot be rejected: run
@@ -122,8 +119,7 @@ def reject(
         unloaded = policy not in promotion.wanted(ledger) and _unload(settings, ledger, policy)
         route = ledger.route()
     was = present.state if present else None
-    if project.as_json:
-        output.answer({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded})
+    if project.answered({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}):
         return
     rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
     output.stdout().print(f"{policy} is rejected for good, was {was}; [b]{route.champion}[/] serves; {rest}")
@@ -139,17 +135,15 @@ def policies(context: typer.Context, project: Project) -> None:
         return
     with project.opened() as (_, opened):
         found, route = opened.ledger.policies(), opened.ledger.route()
-    if project.as_json:
-        output.answer({"policies": [asdict(policy) | {"percent": _percent(policy, route)} for policy in found]})
-    else:
+    if not project.answered({"policies": [asdict(each) | {"percent": _percent(each, route)} for each in found]}):
         _print_policies(found, route, time.time())
 
 
 @command
 def watch(
     project: ActingProject,
-    once: Annotated[bool, Option(help="Look at the test once, and do not wait until it is over.")] = False,
-    every: Annotated[float, Option(least=0.1, help="Seconds between two looks at the test.")] = 5.0,
+    once: Annotated[bool, Option("Look at the test once, and do not wait until it is over.")] = False,
+    every: Annotated[float, Option("Seconds between two looks at the test.", least=0.1)] = 5.0,
 ) -> None:
     """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
 
@@ -169,12 +163,8 @@ def watch(
             report = _ended(opened, tested)
         # A report is printed when its reason changed; the metrics are printed at the beginning and the end.
         is_over = once or report.outcome != "goes on"
-        _say_look(
-            report,
-            as_json=project.as_json,
-            whole=is_over or not seen,
-            news=not seen or report.reason != seen[-1].reason,
-        )
+        if not project.answered(asdict(report)):
+            _say_look(report, whole=is_over or not seen, news=not seen or report.reason != seen[-1].reason)
         seen.append(report)
         if is_over:
             stop.set()
@@ -215,33 +205,27 @@ def watch_beside(
 ) -> list[Thread]:
     """Start the threads of a server that watch the canary test and keep the champion loaded, until `stop` is set.
 
-    Args:
-        settings: settings of the project that is served.
-        engine: a client of this server.
-        address: URL at which apps reach this server.
-        key_file: function that writes the server's key to a file that apps read, and returns the file's path.
-        who: the name that the ledger shows for decisions of these threads.
+    Apps reach this server at `address`. `key_file` writes the server's key to a file that apps read, and returns its
+    path.
     """
-    config = canary_config(settings)
 
-    def look_after_challengers() -> None:
+    def watch(own: store.Store) -> None:
+        pipeline.watch(own, engine, canary_config(settings), who=who, stop=stop)
+
+    def keep(own: store.Store) -> None:
+        def take(before: types.Route) -> bool:
+            return own.ledger.replace_engine(before, address, key_file=key_file(), who=who)
+
+        pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
+
+    def run(job: Callable[[store.Store], None]) -> None:
         # Each thread has a connection of its own, so that neither waits for a transaction of the other.
         with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
-            pipeline.watch(own, engine, config, who=who, stop=stop)
-
-    def keep() -> None:
-        with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
-
-            def take(before: Route) -> bool:
-                return own.ledger.replace_engine(before, address, key_file=key_file(), who=who)
-
-            pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
+            job(own)
 
     # Daemons, because a look that hangs must not keep the server from ending.
-    threads = [
-        Thread(target=look_after_challengers, name="art_patch-watch", daemon=True),
-        Thread(target=keep, name="art_patch-keep", daemon=True),
-    ]
+    jobs = (watch, keep)
+    threads = [Thread(target=run, args=(job,), name=f"art_patch-{job.__name__}", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     return threads
@@ -257,21 +241,7 @@ def _unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
     return False
 
 
-def _say_served(route: Route, policy: str, as_json: bool) -> None:
-    state = route.challenger_state if route.challenger == policy else "champion"
-    if as_json:
-        percent = route.challenger_percent if state == "canary" else None
-        output.answer({"champion": route.champion, "policy": policy, "state": state, "percent": percent})
-        return
-    said = {
-        "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {route.champion} serves",
-        "canary": f"[b]{policy}[/] answers {route.challenger_percent or 0:g} % of the sessions, {route.champion} all "
-        "others",
-    }.get(state or "", f"[b]{policy}[/] serves")
-    output.stdout().print(f"{said}; running apps follow within a second")
-
-
-def _percent(policy: Policy, route: Route) -> float | None:
+def _percent(policy: types.Policy, route: types.Route) -> float | None:
     """Return the percentage of the sessions that a policy answers, or `None` if it answers none."""
     # The champion answers all sessions that the canary does not.
     canary = (route.challenger_percent or 0.0) if route.challenger_state == "canary" else 0.0
@@ -280,7 +250,7 @@ def _percent(policy: Policy, route: Route) -> float | None:
     return canary if canary and policy.name == route.challenger else None
 
 
-def _print_policies(found: tuple[Policy, ...], route: Route, now: float) -> None:
+def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: float) -> None:
     if not found:
         output.stdout().print("no policies yet; start `art-patch serve --base MODEL`")
         return
@@ -296,7 +266,7 @@ def _print_policies(found: tuple[Policy, ...], route: Route, now: float) -> None
     output.stdout().print(table)
 
 
-def _gate(policy: Policy) -> str:
+def _gate(policy: types.Policy) -> str:
     """Return the metrics of the gate in words. A gate that stopped early has not measured all of them."""
     gate: Any = policy.metrics.get("gate") or {}
     words: list[str] = []
@@ -318,10 +288,7 @@ def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
     return pipeline.WatchReport("promoted" if serves else "rejected", reason, name, champion.name if champion else None)
 
 
-def _say_look(report: pipeline.WatchReport, *, as_json: bool, whole: bool, news: bool) -> None:
-    if as_json:
-        output.answer(asdict(report))
-        return
+def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
     from rich.markup import escape
 
     if news or whole:

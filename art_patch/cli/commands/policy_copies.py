@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from art_patch import policies as adapters
+from art_patch import store, types
 from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import AdapterRejected, ConfigError, StoreError
 from art_patch.policies import Dtype
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
-    from art_patch.store import Store
-    from art_patch.types import Policy
+from art_patch.settings import Settings
 
 POLICY = typer.Argument(help="NAME@STEP of a policy in any state.")
 _ANY_RANK = 1 << 16  # a copy is not served, so no engine limits its rank
@@ -33,17 +29,15 @@ _ANY_RANK = 1 << 16  # a copy is not served, so no engine limits its rank
 class Copying:
     """The options that choose what a copy of a policy contains."""
 
-    merged: Annotated[bool, Option(help="Merge base and LoRA into one model. Default: the LoRA in PEFT's layout.")] = (
-        False
-    )
+    merged: Annotated[bool, Option("Merge base and LoRA into one model. Default: the LoRA in PEFT's layout.")] = False
     dtype: Annotated[
-        Dtype, Option(help="Precision of merged weights: auto for the base's own, or float32, bfloat16, float16.")
+        Dtype, Option("Precision of merged weights: auto for the base's own, or float32, bfloat16, float16.")
     ] = "auto"
-    base: Annotated[Path | None, Option(help="Directory of the base model, if it has been moved.")] = None
+    base: Annotated[Path | None, Option("Directory of the base model, if it has been moved.")] = None
     base_id: Annotated[
-        str | None, Option(help="Name of the base on the hub, ORG/NAME. Default: the name in the hub's cache.")
+        str | None, Option("Name of the base on the hub, ORG/NAME. Default: the name in the hub's cache.")
     ] = None
-    license: Annotated[str | None, Option(help="License for the model card, such as apache-2.0. Default: none.")] = None
+    license: Annotated[str | None, Option("License for the model card, such as apache-2.0. Default: none.")] = None
 
 
 @command
@@ -70,10 +64,8 @@ def export_policy(
             copy = _write(source, copying, work, base_name=local, progress=progress)
             detail = copy.detail() | {"directory": str(target)}
             opened.transfers.note_copy("export policy", who=project.actor("policies export"), detail=detail)
-    if project.as_json:
-        output.answer(copy.facts() | {"directory": str(target)})
-        return
-    output.say(f"{copy.words()} in {output.visible(str(target))}")
+    if not project.answered(copy.facts() | {"directory": str(target)}):
+        output.say(f"{copy.words()} in {output.visible(target)}")
 
 
 @command
@@ -82,13 +74,11 @@ def push(
     repository: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/NAME.")],
     copying: Copying,
     project: ActingProject,
-    private: Annotated[
-        bool | None, Option(off="--public", help="Visibility of a new repository. Default: private.")
-    ] = None,
+    private: Annotated[bool | None, Option("Visibility of a new repository. Default: private.", off="--public")] = None,
     update: Annotated[
-        bool, Option(help="Add a commit to an existing repository; it replaces the model files there.")
+        bool, Option("Add a commit to an existing repository; it replaces the model files there.")
     ] = False,
-    dry_run: Annotated[bool, Option(help="Make the files, print what would be sent, and contact no hub.")] = False,
+    dry_run: Annotated[bool, Option("Make the files, print what would be sent, and contact no hub.")] = False,
 ) -> None:
     """Upload a policy to a model hub: Hugging Face's, or the one that HF_ENDPOINT names.
 
@@ -111,11 +101,11 @@ def push(
             output.bars(quiet=project.as_json) as shown,
         ):
             copy = _write(source, copying, Path(work), base_name=source.base_id, progress=shown)
-            facts: dict[str, Any] = {"repository": repository, "private": private is not False, "dry_run": dry_run}
-            if update:
-                facts["private"] = None  # the repository keeps its visibility, whichever that is
+            # With --update the repository keeps its visibility, whichever that is.
+            visibility = None if update else private is not False
+            facts: dict[str, Any] = {"repository": repository, "private": visibility, "dry_run": dry_run}
             if hub is None:
-                _say_push(copy, facts, project.as_json)
+                _say_push(copy, facts, project)
                 return
             opened_there = hub.open_repository(repository, private=private is not False, update=update)
             facts |= {"url": opened_there.url, "private": opened_there.private}
@@ -127,14 +117,14 @@ def push(
                 sent=lambda done, name: shown("upload", done, len(sizes), f"{name}, {_size(sizes[name])}"),
             )  # fmt: skip
             opened.transfers.note_copy("pushed policy", who=who, detail=detail | {"commit": facts["commit"]})
-    _say_push(copy, facts, project.as_json)
+    _say_push(copy, facts, project)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A policy that was checked against its manifest and its base."""
 
-    policy: Policy
+    policy: types.Policy
     base: adapters.BaseModel
     base_id: str | None
     adapter: adapters.ValidatedAdapter
@@ -149,12 +139,11 @@ class _Copy:
     files: dict[str, int]
 
     def facts(self) -> dict[str, Any]:
-        """Return the command's answer."""
         gap_nats, left_out = (self.merged.gap_nats, self.merged.left_out) if self.merged else (None, ())
         return self.detail() | {"probe_gap_nats": gap_nats, "left_out": list(left_out), "files": self.files}
 
     def detail(self) -> dict[str, Any]:
-        """Return the part of the answer that the audit log keeps."""
+        # The part of the answer that the audit log keeps.
         policy = self.source.policy
         kind, dtype = ("merged", self.merged.dtype) if self.merged else ("adapter", None)
         return {
@@ -163,7 +152,6 @@ class _Copy:
         }  # fmt: skip
 
     def words(self) -> str:
-        """Return the answer in words."""
         size = f"{len(self.files)} files, {_size(sum(self.files.values()))}"
         if self.merged is None:
             return f"{self.source.policy.name}: LoRA, {size}"
@@ -184,7 +172,7 @@ def _require(merged: bool, *more: str) -> None:
             raise ConfigError(f'a copy of a policy needs {package}; run: pip install "art-patch[train]"') from None
 
 
-def _read(settings: Settings, opened: Store, name: str, copying: Copying) -> _Source:
+def _read(settings: Settings, opened: store.Store, name: str, copying: Copying) -> _Source:
     if copying.dtype != "auto" and not copying.merged:
         raise ConfigError("--dtype is of merged weights; give it with --merged")
     policy = opened.ledger.policy(name)
@@ -203,14 +191,7 @@ def _read(settings: Settings, opened: Store, name: str, copying: Copying) -> _So
     return _Source(policy, base, copying.base_id or adapters.hub_id_of(policy.base), adapter)
 
 
-def _write(
-    source: _Source,
-    copying: Copying,
-    work: Path,
-    *,
-    base_name: str | None,
-    progress: Callable[[str, int, int, str], None],
-) -> _Copy:
+def _write(source: _Source, copying: Copying, work: Path, *, base_name: str | None, progress: output.Bars) -> _Copy:
     merged = None
     if copying.merged:
         step = partial(progress, "merge")
@@ -223,9 +204,8 @@ def _write(
     return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())})
 
 
-def _say_push(copy: _Copy, facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.answer(copy.facts() | facts)
+def _say_push(copy: _Copy, facts: dict[str, Any], project: ActingProject) -> None:
+    if project.answered(copy.facts() | facts):
         return
     seen = {True: "private", False: "public", None: "as visible as it is"}[facts["private"]]
     if facts["dry_run"]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from art_patch import gate, pipeline, rewards, serving, store
+from art_patch import gate, pipeline, rewards, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.commands.policies import canary_config
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
@@ -19,11 +19,8 @@ from art_patch.cli.typed_options import Only, Option, command, setting
 from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.grouping import ReplayConfig, ResampleConfig
 from art_patch.pipeline import CycleConfig
+from art_patch.settings import Settings
 from art_patch.training import LossConfig, TrainConfig
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
-    from art_patch.types import Group
 
 SETTLE_ONLY = Only(("settle_s",))
 _COLOURS = {"promoted": "green", "rejected": "yellow", "waits for approval": "cyan", "canary": "cyan"}
@@ -36,12 +33,12 @@ class Replays(ReplayConfig):
     samples: Annotated[
         int,
         Option(
+            "Replays of a run without siblings, by calling your replayable function again; 0 for none. The gate "
+            "also replays held-out runs, with both policies.",
             name="replay",
             least=0,
             most=15,
             env=True,
-            help="Replays of a run without siblings, by calling your replayable function again; 0 for none. The gate "
-            "also replays held-out runs, with both policies.",
         ),
     ] = 0
 
@@ -62,9 +59,7 @@ class Suite:
 
     suite: Annotated[
         Path | None,
-        Option(
-            env=True, help="File of prompts that no candidate may get worse at: JSON lines with messages and tools."
-        ),
+        Option("File of prompts that no candidate may get worse at: JSON lines with messages and tools.", env=True),
     ] = None
 
     def gate_config(self) -> gate.GateConfig:
@@ -72,33 +67,20 @@ class Suite:
         return gate.GateConfig(suite=gate.read_suite(self.suite) if self.suite else ())
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """The options that make a cycle run only while the apps make no calls."""
-
-    idle_only: Annotated[bool, Option(help="End at once if apps have made calls within --idle-minutes.")] = False
-    idle_minutes: Annotated[float, Option(least=0.1, help="Minutes without a call after which apps are idle.")] = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """The options that say what happens to a candidate that passed the gate."""
-
-    promotion: Annotated[str | None, setting("promotion")] = None
-    canary_percent: Annotated[float | None, setting("canary_percent")] = None
-
-
 @command
 def retrain(
+    *,
     judging: Judging,
     replays: Replays,
     resampling: ResampleConfig,
     cycle: CycleConfig,
-    idle: Idle,
+    idle_only: Annotated[bool, Option("End at once if apps have made calls within --idle-minutes.")] = False,
+    idle_minutes: Annotated[float, Option("Minutes without a call after which apps are idle.", least=0.1)] = 5.0,
     train: TrainConfig,
     loss: LossConfig,
     suite: Suite,
-    promotion: Promotion,
+    promotion: Annotated[str | None, setting("promotion")] = None,
+    canary_percent: Annotated[float | None, setting("canary_percent")] = None,
     project: ActingProject,
 ) -> None:
     """Run one cycle: group, score, train, gate, promote. While a policy is under test, only continue that test.
@@ -110,7 +92,7 @@ def retrain(
     one; 6 the engine is down; 7 the judge failed; 8 the store cannot be used; 13 the update failed. The docs list all
     codes. A failed cycle never changes which policy serves.
     """
-    settings = project.settings(**judging.as_settings(), **asdict(promotion))
+    settings = project.settings(**judging.as_settings(), promotion=promotion, canary_percent=canary_percent)
     config = replace(
         with_settings(cycle, settings),
         replay=replays.config(settings),
@@ -122,7 +104,7 @@ def retrain(
         canary_percent=settings.canary_percent,
         canary=canary_config(settings),
         # `None` does not look at the apps at all.
-        idle_minutes=idle.idle_minutes if idle.idle_only else None,
+        idle_minutes=idle_minutes if idle_only else None,
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )
@@ -132,8 +114,8 @@ def retrain(
         with output.bars(quiet=project.as_json) as progress:
             # A cycle deletes old trajectories at its end; here there will be none.
             pipeline.prune(opened, config, progress, who=who)
-        say_cycle({"outcome": "nothing to do", "reason": missing}, as_json=project.as_json)
-        return
+        nothing = {"outcome": "nothing to do", "reason": missing}
+        return None if project.answered(nothing) else say_cycle(nothing)
     judge = judging.limited_judge(settings)
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
@@ -143,7 +125,8 @@ def retrain(
     with output.bars(quiet=project.as_json) as progress:
         report = pipeline.retrain(opened, engine, judge, settings.adapters, config, who=who, progress=progress)
     opened.close()
-    say_cycle(asdict(report), as_json=project.as_json)
+    if not project.answered(facts := asdict(report)):
+        say_cycle(facts)
     # Not an error: the report is printed as always, and the exit code tells cron's caller.
     if report.outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
@@ -166,11 +149,8 @@ def _what_is_missing(opened: store.Store) -> str | None:
     return None if opened.read.counts()["calls"] else "no calls are recorded yet; run your agent with art_patch.patch()"
 
 
-def say_cycle(report: dict[str, Any], *, as_json: bool) -> None:
+def say_cycle(report: dict[str, Any]) -> None:
     """Print a `CycleReport`, given as a dictionary: the outcome, any warning, and a line for each stage."""
-    if as_json:
-        output.answer(report)
-        return
     from rich.text import Text
 
     console, metrics = output.stdout(), dict(report.get("metrics") or {})
@@ -191,10 +171,10 @@ def score(
     cycle: Annotated[CycleConfig, SETTLE_ONLY],
     project: Project,
     max_prompt_tokens: Annotated[
-        int | None, Option(help="Split groups whose prompt to the judge has more tokens than this.")
+        int | None, Option("Split groups whose prompt to the judge has more tokens than this.")
     ] = None,
-    dry_run: Annotated[bool, Option(help="Print the prompts that the judge would get, and send nothing.")] = False,
-    show: Annotated[bool, Option(help="With --dry-run: print the whole prompt of the first group.")] = False,
+    dry_run: Annotated[bool, Option("Print the prompts that the judge would get, and send nothing.")] = False,
+    show: Annotated[bool, Option("With --dry-run: print the whole prompt of the first group.")] = False,
 ) -> None:
     """Let the judge score the groups that wait, without training.
 
@@ -212,24 +192,21 @@ def score(
     with output.bars(quiet=project.as_json) as progress:
         run = pipeline.Run(opened, judge, config, progress, time.time())
         if dry_run:
-            _show_plans(judge, settings.judge_base_url, pipeline.to_judge(run), show=show, as_json=project.as_json)
+            _show_plans(judge, settings.judge_base_url, pipeline.to_judge(run), show=show, project=project)
         else:
             # A cycle groups and scores, too: at the same time, both would pay for the same groups.
             with pipeline.project_lock(settings.adapters.parent):
                 pipeline.group(run)
                 pipeline.score(run)
-            _say_scores(run.metrics, project.as_json)
+            if not project.answered(run.metrics):
+                _say_scores(run.metrics["score"])
     # On stderr, so that with --json stdout holds one object and no more.
     if unheard := run.metrics.get("group", {}).get("embeddings"):
         typer.echo(f"grouped by words alone: {unheard}", err=True)
     opened.close()
 
 
-def _say_scores(metrics: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.answer(metrics)
-        return
-    done: dict[str, Any] = metrics["score"]
+def _say_scores(done: dict[str, Any]) -> None:
     quarantined: dict[str, int] = done.get("quarantined", {})
     total = done["groups"] + done["unscored"] + sum(quarantined.values())
     if not total:
@@ -240,16 +217,15 @@ def _say_scores(metrics: dict[str, Any], as_json: bool) -> None:
         sent, written = done["prompt_tokens"], done["completion_tokens"]
         spent = f": {done['calls']} calls, {sent:,} tokens sent, {written:,} written, {_usd(done['cost_usd'])}"
     typer.echo(f"scored {done['groups']} of {total} groups{spent}")
-    for reason, count in done.get("reasons", {}).items():
-        typer.echo(f"  {count} not scored, and waiting: {output.one_line(reason)}")
-    for reason, count in quarantined.items():
-        typer.echo(f"  {count} quarantined: {output.one_line(reason)}")
-    for alarm in done.get("alarms", ()):
-        typer.echo(f"  alarm: {output.one_line(alarm)}")
+    notes = [f"{count} not scored, and waiting: {reason}" for reason, count in done.get("reasons", {}).items()]
+    notes += [f"{count} quarantined: {reason}" for reason, count in quarantined.items()]
+    notes += [f"alarm: {alarm}" for alarm in done.get("alarms", ())]
+    for note in notes:
+        typer.echo(f"  {output.one_line(note)}")
 
 
 def _show_plans(
-    judge: rewards.Judge, base_url: str | None, groups: Sequence[Group], *, show: bool, as_json: bool
+    judge: rewards.Judge, base_url: str | None, groups: Sequence[types.Group], *, show: bool, project: Project
 ) -> None:
     plans = [judge.plan(group) for group in groups]
     requests = [request for plan in plans for request in plan.requests]
@@ -262,20 +238,29 @@ def _show_plans(
     checking = max(2, ceil(planted)) + ceil(double) if plans else 0
     tokens = sum(request.prompt_tokens for request in requests)
     first = next((plan for plan in plans if plan.requests), None) if show else None
-    if as_json:
-        facts = {
-            "sent": False,
-            "judge": judge.model,
-            "base_url": base_url,
-            "rubric": judge.rubric.version,
-            "calls": len(requests),
-            "checking_calls": checking,
-            "prompt_tokens": tokens,
-            "estimate_usd": estimate_usd,
-            "groups": [_plan_as_json(plan) for plan in plans],
-        }
-        prompts = {"prompts": [list(request.prompt.messages) for request in first.requests]} if first else {}
-        output.answer(facts | prompts)
+    facts = {
+        "sent": False,
+        "judge": judge.model,
+        "base_url": base_url,
+        "rubric": judge.rubric.version,
+        "calls": len(requests),
+        "checking_calls": checking,
+        "prompt_tokens": tokens,
+        "estimate_usd": estimate_usd,
+        "groups": [
+            {
+                "id": plan.group_id,
+                "attempts": plan.attempts,
+                "prompt_tokens": [request.prompt_tokens for request in plan.requests],
+                "estimate_usd": [request.estimate_usd for request in plan.requests],
+                "too_long": plan.too_long,
+            }
+            for plan in plans
+        ],
+    }
+    if project.answered(
+        facts | ({"prompts": [list(request.prompt.messages) for request in first.requests]} if first else {})
+    ):
         return
     where = base_url or "its provider's own address"
     typer.echo(f"nothing was sent to judge {judge.model} at {where}, rubric {judge.rubric.version}")
@@ -289,16 +274,6 @@ def _show_plans(
     for request in first.requests if first else ():
         for message in request.prompt.messages:
             typer.echo(f"\n--- {message['role']} ---\n{message['content']}")
-
-
-def _plan_as_json(plan: rewards.Plan) -> dict[str, Any]:
-    return {
-        "id": plan.group_id,
-        "attempts": plan.attempts,
-        "prompt_tokens": [request.prompt_tokens for request in plan.requests],
-        "estimate_usd": [request.estimate_usd for request in plan.requests],
-        "too_long": plan.too_long,
-    }
 
 
 def _usd(value: float | None) -> str:

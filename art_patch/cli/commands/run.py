@@ -1,4 +1,4 @@
-"""`art-patch run` and `art-patch proxy`: record and route the calls of an app without changing the app's code."""
+"""`art-patch run`, `proxy`: record and route the calls of an app without changing it; `feedback serve`: ask people."""
 
 from __future__ import annotations
 
@@ -74,13 +74,11 @@ def _become(words: list[str], settings: dict[str, str]) -> NoReturn:
 def proxy(
     project: Project,
     app: AppSettings,
-    upstream: Annotated[
-        str, Option(env="OPENAI_BASE_URL", help="Address of your provider.")
-    ] = "https://api.openai.com/v1",
-    host: Annotated[str, Option(help="Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
-    port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8701,
+    upstream: Annotated[str, Option("Address of your provider.", env="OPENAI_BASE_URL")] = "https://api.openai.com/v1",
+    host: Annotated[str, Option("Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8701,
     key_file: Annotated[
-        Path | None, Option(help="File, mode 600, with the key that callers must send as x-art-key.")
+        Path | None, Option("File, mode 600, with the key that callers must send as x-art-key.")
     ] = None,
 ) -> None:
     """Serve OpenAI's API at an address, and route and record its requests: for other languages and HTTP clients.
@@ -100,10 +98,9 @@ def proxy(
 
     def on_ready(here: str) -> None:
         now = patching.status()
-        if project.as_json:
-            shown = store.without_password(settings.store_url)
-            facts = {"base_url": here, "upstream": upstream, "project": settings.project, "store": shown}
-            output.answer(facts | {"mode": now.mode, "champion": now.champion})
+        shown = store.without_password(settings.store_url)
+        facts = {"base_url": here, "upstream": upstream, "project": settings.project, "store": shown}
+        if project.answered(facts | {"mode": now.mode, "champion": now.champion}):
             return
         console = output.stdout()
         who = f"champion [b]{now.champion}[/]" if now.champion else "no champion yet: calls go upstream"
@@ -113,3 +110,32 @@ def proxy(
             console.print(f"[yellow]{sentence}[/]")
 
     run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, **given)
+
+
+@command
+def serve_feedback(
+    project: Project,
+    host: Annotated[str, Option("Address to listen on. Every request must show a signed link.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8702,
+    advertise: Annotated[str | None, Option("Address that people use, such as https://feedback.example.com.")] = None,
+    redact: Annotated[str | None, setting("redact")] = None,
+) -> None:
+    """Serve feedback links: a page with thumbs up and down for people, JSON for apps.
+
+    Links are signed with ART_PATCH_FEEDBACK_SECRET if it is set, else with a key file in the project's directory. For
+    people on other machines, put a proxy with TLS in front of this server and give the proxy's address with
+    --advertise.
+    """
+    # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
+    with extra("the feedback server", "proxy"):
+        from art_patch.feedback import run_feedback
+    settings = project.settings(redact=redact)
+
+    def on_ready(here: str) -> None:
+        if project.answered({"base_url": here, "project": settings.project}):
+            return
+        console = output.stdout()
+        console.print(f"[b]{here}[/] answers feedback links   (Ctrl-C stops it)")
+        console.print(f"[dim]project {settings.project}; links: art_patch.feedback_url()[/]")
+
+    run_feedback(settings, host=host, port=port, advertise=advertise, on_ready=on_ready)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 import typer
@@ -21,10 +21,7 @@ from art_patch.cli.commands.policies import watch_beside
 from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
-from art_patch.settings import load_settings
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
+from art_patch.settings import Settings, load_settings
 
 _LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun
 
@@ -33,15 +30,15 @@ _LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has 
 class ModelOptions:
     """The options of the model, for both engines (vLLM and embedded). `None` means the engine's own default."""
 
-    name: Annotated[str, Option(help="Name of the policies; they are served as NAME@STEP.")] = "agent"
-    device: Annotated[str, Option(help="Device for the model: auto, cpu, cuda, cuda:1, ...")] = "auto"
-    dtype: Annotated[str, Option(help="Precision: auto, float32, bfloat16 or float16.")] = "auto"
-    threads: Annotated[int | None, Option(least=1, help="CPU threads. Default: all cores.")] = None
+    name: Annotated[str, Option("Name of the policies; they are served as NAME@STEP.")] = "agent"
+    device: Annotated[str, Option("Device for the model: auto, cpu, cuda, cuda:1, ...")] = "auto"
+    dtype: Annotated[str, Option("Precision: auto, float32, bfloat16 or float16.")] = "auto"
+    threads: Annotated[int | None, Option("CPU threads. Default: all cores.", least=1)] = None
     max_model_len: Annotated[
-        int | None, Option(least=16, help="Largest number of tokens of prompt and answer. Default: the model's own.")
+        int | None, Option("Largest number of tokens of prompt and answer. Default: the model's own.", least=16)
     ] = None
     max_lora_rank: Annotated[
-        int | None, Option(help="Largest rank of an adapter. Default: 16; 64 with the embedded engine.")
+        int | None, Option("Largest rank of an adapter. Default: 16; 64 with the embedded engine.")
     ] = None
 
 
@@ -51,17 +48,17 @@ class VllmServer:
 
     PANEL: ClassVar[str] = "vLLM"
 
-    replicas: Annotated[int | None, Option(least=1, help="Number of vLLM processes.")] = None
-    tensor_parallel_size: Annotated[int | None, Option(least=1, help="GPUs of each replica.")] = None
-    gpu_memory_utilization: Annotated[
-        float | None, Option(least=0.05, most=1, help="Share of a GPU's memory to use.")
-    ] = None
-    tool_parser: Annotated[str | None, Option(help="vLLM's --tool-call-parser. Default: by the model's type.")] = None
+    replicas: Annotated[int | None, Option("Number of vLLM processes.", least=1)] = None
+    tensor_parallel_size: Annotated[int | None, Option("GPUs of each replica.", least=1)] = None
+    gpu_memory_utilization: Annotated[float | None, Option("Share of a GPU's memory to use.", least=0.05, most=1)] = (
+        None
+    )
+    tool_parser: Annotated[str | None, Option("vLLM's --tool-call-parser. Default: by the model's type.")] = None
 
 
 @command
 def serve(
-    base: Annotated[str, Option(help="Base model: a directory, or a Hugging Face id.")],
+    base: Annotated[str, Option("Base model: a directory, or a Hugging Face id.")],
     model: ModelOptions,
     vllm: VllmServer,
     project: ActingProject,
@@ -69,12 +66,12 @@ def serve(
         list[str] | None,
         typer.Argument(help="Further arguments for vLLM, after `--`.", show_default=False, metavar="VLLM_ARGUMENTS"),
     ] = None,
-    engine: Annotated[str, Option(help="vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
-    host: Annotated[str, Option(help="Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
-    port: Annotated[int, Option(least=0, most=65535, help="Port to listen on; 0 takes a free one.")] = 8700,
-    api_key_file: Annotated[Path | None, Option(help="File, mode 600, with the key that callers must send.")] = None,
+    engine: Annotated[str, Option("vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
+    host: Annotated[str, Option("Address to listen on. Any but loopback requires a key.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8700,
+    api_key_file: Annotated[Path | None, Option("File, mode 600, with the key that callers must send.")] = None,
     advertise: Annotated[
-        str | None, Option(help="Address that apps on other machines call, such as http://gpu1:8700.")
+        str | None, Option("Address that apps on other machines call, such as http://gpu1:8700.")
     ] = None,
 ) -> None:
     """Serve the base model and its policies. Running apps of the project find the server in the store within a second.
@@ -95,12 +92,21 @@ def serve(
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
     opened = store.open_store(settings.store_url, project=settings.project)
-    _check_model(opened.ledger, model.name)
+    champion = opened.ledger.champion()
+    if champion is not None and champion.model != model.name:
+        raise ConfigError(
+            f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
+        )
     if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
     checkpoint = adapters.read_base_model(adapters.resolve_model_dir(base))
-    _check_base(opened.ledger, checkpoint, base)
+    champion = opened.ledger.champion()  # again: the base may have been downloaded for minutes
+    if champion is not None and champion.base_sha256 != checkpoint.sha256:
+        raise ConfigError(
+            f"{champion.name} was trained on {champion.base}, which is not {base}; "
+            "serve that base, or use another --project"
+        )
     if choice.vllm is None:
         served = _embedded(model, vllm, extra, checkpoint, settings)
     else:
@@ -121,10 +127,9 @@ def serve(
         watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=who, stop=stop))
         champion = opened.ledger.champion()
         serves = champion.name if champion else None
-        if project.as_json:
-            kind = "vllm" if choice.vllm else "embedded"
-            output.answer({"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind})
-        else:
+        kind = "vllm" if choice.vllm else "embedded"
+        facts = {"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind}
+        if not project.answered(facts):
             output.stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
 
     try:
@@ -149,13 +154,11 @@ def _names(advertised: str | None) -> list[str]:
     """Return the host name of the advertised address, which a reverse proxy may pass on in requests."""
     if advertised is None:
         return []
-    try:
+    with suppress(ValueError):
         address = urlsplit(advertised)
-    except ValueError:
-        address = urlsplit("")
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
-    return [address.hostname]
+        if address.scheme in ("http", "https") and address.hostname:
+            return [address.hostname]
+    raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
 
 
 def _serves(ledger: store.Ledger, name: str) -> str | None:
@@ -163,32 +166,14 @@ def _serves(ledger: store.Ledger, name: str) -> str | None:
     return champion.name if champion is not None and champion.model == name else None
 
 
-def _check_model(ledger: store.Ledger, name: str) -> None:
-    champion = ledger.champion()
-    if champion is not None and champion.model != name:
-        raise ConfigError(
-            f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
-        )
-
-
-def _check_base(ledger: store.Ledger, checkpoint: adapters.BaseModel, base: str) -> None:
-    champion = ledger.champion()
-    if champion is not None and champion.base_sha256 != checkpoint.sha256:
-        raise ConfigError(
-            f"{champion.name} was trained on {champion.base}, which is not {base}; "
-            "serve that base, or use another --project"
-        )
-
-
 def _embedded(
     model: ModelOptions, vllm: VllmServer, extra: list[str] | None, checkpoint: adapters.BaseModel, settings: Settings
 ) -> serving.Served:
     # Refused rather than ignored: a user who asks for two GPUs must not get one without a word.
-    for option in VllmServer.__slots__:
-        if getattr(vllm, option):
-            raise _only_for_vllm(f"--{option.replace('_', '-')}")
-    if extra:
-        raise _only_for_vllm("an argument after `--`")
+    given = [f"--{option.replace('_', '-')}" for option in VllmServer.__slots__ if getattr(vllm, option)]
+    given += ["an argument after `--`"] if extra else []
+    if given:
+        raise ConfigError(f"{given[0]} is for vLLM, and the embedded engine serves; add --engine vllm, or leave it out")
 
     import torch
 
@@ -203,10 +188,6 @@ def _embedded(
         dtype=model.dtype,
         limits=serving.EngineLimits(**{key: value for key, value in limits.items() if value is not None}),
     )
-
-
-def _only_for_vllm(option: str) -> ConfigError:
-    return ConfigError(f"{option} is for vLLM, and the embedded engine serves; add --engine vllm, or leave it out")
 
 
 def _vllm(
@@ -252,8 +233,8 @@ def _vllm(
 @command
 def init_vllm(
     out: Output,
-    cpu: Annotated[bool, Option(help="Install the build for CPUs, even if there is a GPU.")] = False,
-    cuda: Annotated[bool, Option(help="Install the build for NVIDIA GPUs, even if none is found.")] = False,
+    cpu: Annotated[bool, Option("Install the build for CPUs, even if there is a GPU.")] = False,
+    cuda: Annotated[bool, Option("Install the build for NVIDIA GPUs, even if none is found.")] = False,
 ) -> None:
     """Make a Python environment with vLLM, in the directory where `art-patch serve` looks for it.
 
@@ -285,9 +266,7 @@ def init_vllm(
 
             here = serving.build(environments, device, tell)
     assert here is not None
-    if out.as_json:
-        output.answer({"python": str(here.python), "device": device, "versions": here.versions})
-    else:
+    if not out.answered({"python": str(here.python), "device": device, "versions": here.versions}):
         word = "is ready" if there is None else "was there already,"
         console.print(f"vLLM {here.vllm} {word} in {serving.home_of(environments, device)}")
         console.print("next: [b]art-patch serve --engine vllm --base MODEL[/]")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from itertools import groupby
+from operator import attrgetter
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -15,18 +17,14 @@ from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
 from art_patch.errors import ConfigError, EngineError
-from art_patch.settings import read_settings
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
+from art_patch.settings import Settings, read_settings
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown: the process has most likely ended
 
 
 @command
 def status(
-    project: Project,
-    prometheus: Annotated[bool, Option(help="Print text that Prometheus can scrape.")] = False,
+    project: Project, prometheus: Annotated[bool, Option("Print text that Prometheus can scrape.")] = False
 ) -> None:
     """Show how much is recorded, which policy serves, what the app processes report, and the newest decisions."""
     if prometheus and project.as_json:
@@ -36,19 +34,15 @@ def status(
     if prometheus:
         # Without a newline of our own: the text format ends with one.
         typer.echo(trackers.exposition(facts, version=__version__), nl=False)
-    else:
-        output.answer(facts) if project.as_json else _print_status(facts)
+    elif not project.answered(facts):
+        _print_status(facts)
 
 
 def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
     route, champion = opened.ledger.route(), opened.ledger.champion()
+    apps = opened.read.apps(since=time.time() - APPS_SEEN_S)
     differ = rewards.disagreement(opened.browse.opinions(rewards.PEOPLE))
-    challenger = {
-        "policy": route.challenger,
-        "state": route.challenger_state,
-        "percent": route.challenger_percent,
-        "since": route.challenger_since,
-    }
+    challenger = {key: getattr(route, f"challenger_{key}") for key in ("state", "percent", "since")}
     return {
         "project": settings.project,
         "store": store.without_password(settings.store_url),
@@ -56,30 +50,28 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "champion": champion.name if champion else None,
-        "challenger": challenger if route.challenger else None,
+        "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
         "engine": _engine(settings, route.base_url, route.key_file),
         "recorded": opened.read.counts(),
         "disagreement": asdict(differ) | {"share": differ.share},
         "policies": [
-            {"name": p.name, "state": p.state, "created_at": p.created_at, "parent": p.parent}
-            for p in opened.ledger.policies()
+            {key: getattr(policy, key) for key in ("name", "state", "created_at", "parent")}
+            for policy in opened.ledger.policies()
         ],
         "history": opened.ledger.history(limit=10),
-        "apps": [
-            {"id": report.id, "at": report.at, **report.facts}
-            for report in opened.read.apps(since=time.time() - APPS_SEEN_S)
-        ],
+        "apps": [{"id": each.id, "at": each.at, **each.facts} for each in apps],
     }
 
 
 def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> dict[str, Any]:
+    unknown = {"base_url": base_url, "healthy": False, "models": []}
     if base_url is None:
-        return {"base_url": None, "healthy": False, "models": []}
+        return unknown
     client = serving.EngineClient.of_project(settings, base_url, key_file)
     try:
         return {"base_url": base_url, "healthy": client.health(), "models": list(client.models())}
     except EngineError as error:
-        return {"base_url": base_url, "healthy": False, "models": [], "error": str(error)}
+        return unknown | {"error": str(error)}
 
 
 @command
@@ -88,7 +80,7 @@ def mode(
     value: Annotated[str, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")],
     percent: Annotated[
         float | None,
-        Option(least=0, most=100, help="Share of the sessions in mode canary, in percent. Default: the apps' own, 5."),
+        Option("Share of the sessions in mode canary, in percent. Default: the apps' own, 5.", least=0, most=100),
     ] = None,
 ) -> None:
     """Set the mode (off, record, shadow, canary, route) of every running app of the project, without a restart."""
@@ -102,9 +94,7 @@ def mode(
     with project.opened() as (settings, opened):
         opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
         apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
-    if project.as_json:
-        output.answer({"project": settings.project, "mode": value, "canary_percent": percent, "apps": apps})
-    else:
+    if not project.answered({"project": settings.project, "mode": value, "canary_percent": percent, "apps": apps}):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
         seen = f"{output.counted(apps, 'app process', 'app processes')} seen in the last hour"
         follow = f"running apps follow within {settings.poll_interval_s:g} s"
@@ -185,9 +175,8 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
         counts = (str(app[key]) for key in ("recorded", "dropped", "fallbacks", "shadowed"))
         sees = output.listed(app["instrumented"], "nothing yet")
         table.add_row(app["id"], f"{output.ago(now - app['at'])} ago", app["mode"], *counts, sees)
-        passed = app["bypasses"].items()
-        notes += [f"{app['id']}: {count} calls went past the patch by {name}" for name, count in passed]
-        notes += [f"{app['id']}: {sentence}" for sentence in app["degraded"]]
+        passed = [f"{count} calls went past the patch by {name}" for name, count in app["bypasses"].items()]
+        notes += [f"{app['id']}: {sentence}" for sentence in (*passed, *app["degraded"])]
     console = output.stdout()
     console.print()
     console.print(table)
@@ -211,21 +200,14 @@ def doctor(
 
     Exit codes: 0 no finding is red; 1 a finding is red.
     """
-    options = {
-        "project": project.project,
-        "home": project.home,
-        "store": project.store,
-        "mode": mode,
-        "base_url": base_url,
-    }
+    names = ("project", "home", "store", "mode", "base_url")
     # A value that came from a variable is left to `read_settings`, so that findings can name the variable.
-    given = {name: value for name, value in options.items() if given_on_the_command_line(context, name)}
+    given = {name: context.params[name] for name in names if given_on_the_command_line(context, name)}
     chosen, wrong = read_settings(**given)
     findings, settings = examinations.examine(chosen, given.keys(), wrong=wrong)
     healthy = all(finding.level != "bad" for finding in findings)
-    if project.as_json:
-        output.answer({"healthy": healthy, "findings": [asdict(one) for one in findings], "settings": settings})
-    else:
+    facts = {"healthy": healthy, "findings": [asdict(one) for one in findings], "settings": settings}
+    if not project.answered(facts):
         _print_findings(findings)
     if not healthy:
         raise typer.Exit(1)
@@ -240,13 +222,11 @@ def _print_findings(findings: list[examinations.Finding]) -> None:
     table.add_column()
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    before = None
-    for finding in findings:
-        name = "" if finding.name == before else finding.name
-        table.add_row(_MARKS[finding.level], name, escape(finding.text))
-        if finding.cure:
-            table.add_row("", "", f"[b]->[/] {escape(finding.cure)}")
-        before = finding.name
+    for name, several in groupby(findings, key=attrgetter("name")):
+        for index, finding in enumerate(several):
+            table.add_row(_MARKS[finding.level], "" if index else name, escape(finding.text))
+            if finding.cure:
+                table.add_row("", "", f"[b]->[/] {escape(finding.cure)}")
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
     red = f"[red]{counts['bad']} red[/]" if counts["bad"] else "nothing red"

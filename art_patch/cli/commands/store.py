@@ -8,21 +8,17 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline
+from art_patch import pipeline, store
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
-from art_patch.types import CHALLENGERS
-
-if TYPE_CHECKING:
-    from art_patch.store import Erasure
-    from art_patch.types import Policy
+from art_patch.types import CHALLENGERS, Policy
 
 _DAY_S = 86_400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 * _DAY_S}
@@ -37,8 +33,8 @@ def verify(project: Project) -> None:
     with project.opened() as (_, opened):
         found = opened.verify()
         calls = opened.read.counts()["calls"]
-    if project.as_json:
-        output.answer({"sound": not found, "found": found})
+    if project.answered({"sound": not found, "found": found}):
+        pass
     elif not found:
         output.stdout().print(f"sound: nothing is missing, and nothing was altered ({calls} calls)")
     else:
@@ -56,7 +52,8 @@ def stats(project: Project) -> None:
     """Show the number of rows and bytes of each table, and the average bytes of a trajectory."""
     with project.opened() as (_, opened):
         metrics = asdict(opened.maintain.stats())
-    output.answer(metrics) if project.as_json else _print_stats(metrics)
+    if not project.answered(metrics):
+        _print_stats(metrics)
 
 
 @command
@@ -68,8 +65,7 @@ def vacuum(project: Project) -> None:
     """
     with project.opened() as (_, opened):
         done = opened.maintain.vacuum()
-    if project.as_json:
-        output.answer(asdict(done))
+    if project.answered(asdict(done)):
         return
     found = ((done.messages, "messages"), (done.blocks, "blocks of ids"), (done.tools, "lists of tools"))
     orphans = [f"{count} {name}" for count, name in found if count]
@@ -89,21 +85,19 @@ def backup(
     """
     with project.opened() as (_, opened):
         size = opened.maintain.backup(file.absolute())
-    if project.as_json:
-        output.answer({"path": str(file.absolute()), "bytes": size})
-    else:
+    if not project.answered({"path": str(file.absolute()), "bytes": size}):
         output.say(f"{file.absolute()}: {_size(size)}, checked")
 
 
-DRY_RUN = Option(help="Print what would be deleted, and delete nothing.")
-YES = Option(help="Delete without asking.")
+DRY_RUN = Option("Print what would be deleted, and delete nothing.")
+YES = Option("Delete without asking.")
 
 
 @command
 def prune(
     project: ActingProject,
-    older_than: Annotated[str | None, Option(help="Delete trajectories older than this: 90d, 12h.")] = None,
-    keep: Annotated[int | None, Option(least=0, help="Keep only this number of trajectories, the newest ones.")] = None,
+    older_than: Annotated[str | None, Option("Delete trajectories older than this: 90d, 12h.")] = None,
+    keep: Annotated[int | None, Option("Keep only this number of trajectories, the newest ones.", least=0)] = None,
     dry_run: Annotated[bool, DRY_RUN] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
@@ -128,9 +122,9 @@ def prune(
                 return
             with output.bars(quiet=project.as_json) as progress:
                 done = run(who=project.actor("store prune"), progress=progress.counts("prune"))
-    if project.as_json:
-        output.answer(asdict(done))
-    elif not done.trajectories:
+    if project.answered(asdict(done)):
+        return
+    if not done.trajectories:
         output.stdout().print("nothing is that old")
     else:
         verb = "would delete" if done.dry_run else "deleted"
@@ -182,9 +176,9 @@ def _size(count: int) -> str:
 @command
 def erase(
     project: ActingProject,
-    user: Annotated[str | None, Option(help="Erase the trajectories of this user_id.")] = None,
-    session: Annotated[str | None, Option(help="Erase the trajectories of this session_id.")] = None,
-    trajectory: Annotated[str | None, Option(help="Erase the trajectory with this id.")] = None,
+    user: Annotated[str | None, Option("Erase the trajectories of this user_id.")] = None,
+    session: Annotated[str | None, Option("Erase the trajectories of this session_id.")] = None,
+    trajectory: Annotated[str | None, Option("Erase the trajectory with this id.")] = None,
     dry_run: Annotated[bool, DRY_RUN] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
@@ -212,14 +206,13 @@ def erase(
     names = [one.name for one in policies]
     if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
         todo.append("A cycle is at work; if it trains, its copy of what it learns from is deleted when it has ended.")
-    if project.as_json:
-        output.answer(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo})
+    if project.answered(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo}):
         return
     for line in _lines(erasure, whose, todo):
         output.say(line)
 
 
-def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
+def advice(erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
     """Return what a person still has to do after an erasure, as sentences with the exact commands."""
     todo: list[str] = []
     if erasure.exports:
@@ -248,7 +241,7 @@ def advice(erasure: Erasure, policies: tuple[Policy, ...], project: str) -> list
     return todo
 
 
-def _way_back(serving: str, erasure: Erasure, policies: tuple[Policy, ...], project: str) -> str:
+def _way_back(serving: str, erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -> str:
     """Return how to let a policy serve that did not learn from the data. The next cycle starts from that policy."""
     tainted = {one.name for one in erasure.policies}
     champion = next(one for one in policies if one.name == serving)
@@ -265,7 +258,7 @@ def _way_back(serving: str, erasure: Erasure, policies: tuple[Policy, ...], proj
     return f"{back}; then `art-patch retrain --project {project}` trains from there, without it."
 
 
-def _sentence(erasure: Erasure, whose: str) -> str:
+def _sentence(erasure: store.Erasure, whose: str) -> str:
     counts = [
         (erasure.trajectories, "trajectory", "trajectories"),
         (erasure.calls, "call", "calls"),
@@ -280,7 +273,7 @@ def _sentence(erasure: Erasure, whose: str) -> str:
     return f"{whose}: {output.listed(found, 'nothing left but the end of an erasure that was cut short')}"
 
 
-def _lines(erasure: Erasure, whose: str, todo: list[str]) -> list[str]:
+def _lines(erasure: store.Erasure, whose: str, todo: list[str]) -> list[str]:
     if not erasure.found:
         return [f"nothing is recorded of {whose}"]
     now = time.time()

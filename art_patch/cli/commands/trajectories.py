@@ -5,20 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from art_patch import formats, store
+from art_patch import formats, store, types
 from art_patch.cli import output
 from art_patch.cli.options import Project, TrajectoryFilter
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from art_patch.types import Call
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
 WIDE = 110  # columns of a terminal that has room for user and task
@@ -31,10 +26,8 @@ _SHORTEST_ID = 12  # characters; an id begins with its time, so shorter beginnin
 def list_trajectories(
     wanted: TrajectoryFilter,
     project: Project,
-    limit: Annotated[int, Option(also=("-n",), least=1, help="Number of trajectories.")] = 20,
-    after: Annotated[
-        str | None, Option(help="List trajectories older than the one with this id: the next page.")
-    ] = None,
+    limit: Annotated[int, Option("Number of trajectories.", also=("-n",), least=1)] = 20,
+    after: Annotated[str | None, Option("List trajectories older than the one with this id: the next page.")] = None,
 ) -> None:
     """List recorded trajectories, newest first."""
     chosen = wanted.chosen()
@@ -47,20 +40,16 @@ def list_trajectories(
         found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
         summaries = browse.summaries(found, openings=True)
         matching, held = browse.count(chosen), browse.count(store.Filter())
-    if project.as_json:
-        shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
-        output.answer({"trajectories": shown, "matching": matching, "held": held})
+    shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
+    if project.answered({"trajectories": shown, "matching": matching, "held": held}):
         return
-    console = output.stdout()
     if not summaries:
-        if after is not None and matching:
-            console.print("no more")
-        elif held:
-            console.print(f"none of {held} trajectories matches")
-        else:
-            console.print("no trajectories are recorded yet; run your agent with art_patch.patch()")
+        none = f"none of {held} trajectories matches"
+        if not held:
+            none = "no trajectories are recorded yet; run your agent with art_patch.patch()"
+        output.stdout().print("no more" if after is not None and matching else none)
         return
-    _print_list(console, summaries, now=time.time())
+    _print_list(summaries, now=time.time())
     if len(summaries) < matching:
         note = f"\n{len(summaries)} of {matching}"
         # The last id is shown whole: it is what the next command needs.
@@ -72,9 +61,9 @@ def list_trajectories(
 def show(
     trajectory: Annotated[str, typer.Argument(help="Id of the trajectory, or a beginning of it that no other id has.")],
     project: Project,
-    full: Annotated[bool, Option(help="Print long texts completely.")] = False,
-    raw: Annotated[bool, Option(help="Print messages as the recorded JSON.")] = False,
-    tokens: Annotated[bool, Option(help="Print numbers of token ids, and log-probabilities.")] = False,
+    full: Annotated[bool, Option("Print long texts completely.")] = False,
+    raw: Annotated[bool, Option("Print messages as the recorded JSON.")] = False,
+    tokens: Annotated[bool, Option("Print numbers of token ids, and log-probabilities.")] = False,
 ) -> None:
     """Show one run of the agent: its steps, messages and scores, and which policy or provider answered each call.
 
@@ -87,8 +76,7 @@ def show(
         corrections = tuple(opened.corrections([key]).get(key, ()))
         bundle = formats.Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
         (summary,) = opened.browse.summaries([key])
-    if project.as_json:
-        output.answer(formats.encode(bundle))
+    if project.answered(formats.encode(bundle)):
         return
     from art_patch.cli.conversation import Page, print_trajectory
 
@@ -96,11 +84,7 @@ def show(
 
 
 def the_one(opened: store.Store, prefix: str) -> str:
-    """Return the id of the one trajectory whose id begins with the prefix.
-
-    Raises:
-        ConfigError: no id begins with the prefix, or several do.
-    """
+    """Return the id of the one trajectory whose id begins with the prefix; `ConfigError` if there are more or none."""
     limit = 6
     ids = opened.browse.resolve(prefix, limit=limit) if prefix else []
     if len(ids) == 1:
@@ -112,13 +96,13 @@ def the_one(opened: store.Store, prefix: str) -> str:
     raise ConfigError(f"several ids begin with {shown!r}: {several}; say more of it")
 
 
-def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: float) -> None:
+def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = output.stdout()
     wide, narrow = console.width >= WIDE, console.width < NARROW
-    length = _id_length([one.id for one in summaries])
-    by = "by" if narrow else "answered by"
+    length, by = _id_length([one.id for one in summaries]), "by" if narrow else "answered by"
     rows: list[dict[str, Text]] = []
     for one in summaries:
         about = output.cell(one.name or "", "bold")
@@ -143,10 +127,8 @@ def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: fl
     # So that one long name does not take the line from "about".
     longest = {"user": 20, "task": 20, by: 20 if wide else 12}
     gap = 2 if wide else 1
-    widths = {
-        name: min(max(len(name), *(row[name].cell_len for row in rows)), longest.get(name, console.width))
-        for name in rows[0]
-    }
+    needed = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+    widths = {name: min(width, longest.get(name, console.width)) for name, width in needed.items()}
     # "about" gets what is left of the line. Without a width of its own rich would shrink the other columns, too.
     rest = console.width - (sum(widths.values()) - widths["about"]) - gap * (len(widths) - 1)
     # At least ten columns, even if the line becomes too long for a very narrow terminal.
@@ -162,10 +144,8 @@ def _print_list(console: Console, summaries: Sequence[store.Summary], *, now: fl
 
 def _id_length(ids: list[str]) -> int:
     """Return how many characters tell the ids of this page apart; ids of one moment begin alike."""
-    for length in range(_SHORTEST_ID, max(map(len, ids), default=0)):
-        if len({key[:length] for key in ids}) == len(ids):
-            return length
-    return max(map(len, ids), default=0)
+    longest = max(map(len, ids))
+    return next((n for n in range(_SHORTEST_ID, longest) if len({key[:n] for key in ids}) == len(ids)), longest)
 
 
 def short_number(value: int) -> str:
@@ -178,7 +158,7 @@ def short_number(value: int) -> str:
 
 @command
 def history(
-    project: Project, limit: Annotated[int, Option(also=("-n",), least=1, help="Number of decisions.")] = 20
+    project: Project, limit: Annotated[int, Option("Number of decisions.", also=("-n",), least=1)] = 20
 ) -> None:
     """List each change of a policy's state, newest first: when, from which state to which, by whom, why.
 
@@ -186,8 +166,7 @@ def history(
     """
     with project.opened() as (_, opened):
         moves = opened.ledger.history(limit=limit)
-    if project.as_json:
-        output.answer({"history": moves})
+    if project.answered({"history": moves}):
         return
     if not moves:
         output.stdout().print("nothing was decided yet; start `art-patch serve --base MODEL`")
@@ -212,7 +191,7 @@ def diff(
     a: Annotated[str, typer.Argument(help="NAME@STEP of a policy, or upstream.")],
     b: Annotated[str, typer.Argument(help="NAME@STEP of another policy, or upstream.")],
     project: Project,
-    limit: Annotated[int, Option(also=("-n",), least=1, help="Number of prompts.")] = 10,
+    limit: Annotated[int, Option("Number of prompts.", also=("-n",), least=1)] = 10,
 ) -> None:
     """Show the answers of two policies to the same recorded prompts, side by side, newest first."""
     with project.opened() as (_, opened):
@@ -221,19 +200,18 @@ def diff(
             if name != UPSTREAM and opened.ledger.policy(name) is None:
                 raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
         count, pairs = opened.answered_by_both(*(None if name == UPSTREAM else name for name in (a, b)), limit=limit)
-    if project.as_json:
-        shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
-        output.answer({"a": a, "b": b, "prompts": count, "pairs": shown})
-    elif not pairs:
-        output.say(
-            f"no prompt is recorded that both {a} and {b} answered; "
-            "`art-patch promote POLICY --shadow` asks a policy what the champion answers"
-        )
-    else:
-        _print_pairs(a, b, count, pairs)
+    shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
+    if project.answered({"a": a, "b": b, "prompts": count, "pairs": shown}):
+        return
+    if pairs:
+        return _print_pairs(a, b, count, pairs)
+    output.say(
+        f"no prompt is recorded that both {a} and {b} answered; "
+        "`art-patch promote POLICY --shadow` asks a policy what the champion answers"
+    )
 
 
-def _facts(call: Call) -> dict[str, Any]:
+def _facts(call: types.Call) -> dict[str, Any]:
     return {
         "call": call.id,
         "trajectory": call.trajectory_id,

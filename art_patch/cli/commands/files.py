@@ -1,16 +1,19 @@
-"""`art-patch export`: writes trajectories to a file that training tools or `art-patch import` can read."""
+"""`art-patch export` and `import`: trajectories to and from a file, in formats of art_patch and of other tools."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from itertools import count
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -18,17 +21,13 @@ from art_patch import formats, rewards, store
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, TrajectoryFilter, conditions, one_of
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError
-from art_patch.types import Group
-
-if TYPE_CHECKING:
-    from art_patch.types import Trajectory
+from art_patch.errors import ConfigError, MalformedFile
+from art_patch.types import Group, Trajectory
 
 FORMATS = ("chat", "trajectories", "sft", "preference", "grpo")
 _REMEMBERED_PROMPTS = 100_000
-
-_Rows = list[tuple[dict[str, Any], list[str]]]
-"""Rows of the file, each with the ids of the trajectories that it holds text of."""
+_BATCH = 200  # trajectories in a transaction
+_STEP_S = 1e-6  # between two rows; a float holds today's time to a quarter of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,15 @@ class Form:
 
     format: Annotated[
         str,
-        Option(
-            help="chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import."
-        ),
+        Option("chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import."),
     ] = "chat"
-    parquet: Annotated[bool, Option(help="Write Parquet even if the file's name does not end in .parquet.")] = False
-    style: Annotated[
-        str, Option(help="For sft: `messages`, or `prompt` and completion, with a row for each answer.")
-    ] = "messages"
-    pairs: Annotated[str, Option(help="For preference: `best` against worst of each group, or `all` pairs.")] = "best"
+    parquet: Annotated[bool, Option("Write Parquet even if the file's name does not end in .parquet.")] = False
+    style: Annotated[str, Option("For sft: `messages`, or `prompt` and completion, with a row for each answer.")] = (
+        "messages"
+    )
+    pairs: Annotated[str, Option("For preference: `best` against worst of each group, or `all` pairs.")] = "best"
     margin: Annotated[
-        float, Option(least=0.0, help="For preference: leave out pairs whose rewards differ by this much or less.")
+        float, Option("For preference: leave out pairs whose rewards differ by this much or less.", least=0.0)
     ] = 0.0
 
     def check(self, wanted: TrajectoryFilter) -> None:
@@ -67,9 +64,9 @@ def export(
     form: Form,
     wanted: TrajectoryFilter,
     project: ActingProject,
-    force: Annotated[bool, Option(help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, Option("Replace the file if it exists.")] = False,
     limit: Annotated[
-        int | None, Option(least=1, help="Largest number of trajectories to export; the newest are taken.")
+        int | None, Option("Largest number of trajectories to export; the newest are taken.", least=1)
     ] = None,
 ) -> None:
     """Write trajectories to a file of JSON lines or Parquet, newest first.
@@ -86,17 +83,17 @@ def export(
         matching = opened.browse.count(chosen)
         as_parquet = formats.is_parquet(file, form.parquet)
         source = _Source(opened, chosen, limit, form, as_parquet, combination)
+        columns = formats.COLUMNS["sft-prompt" if (form.format, form.style) == ("sft", "prompt") else form.format]
         total = matching if limit is None else min(matching, limit)
         # Absolute, because `erase` names the file later from another directory.
         path = file if file == formats.STREAM else str(Path(file).absolute())
-        done = _Done(file, form.format)
+        done, looked_at = _Done(file, form.format), 0
         with output.bars(quiet=project.as_json) as progress:
             try:
+                who, filters = project.actor("export"), conditions(chosen)
                 with (
-                    opened.transfers.note_export(
-                        path, form.format, who=project.actor("export"), filters=conditions(chosen)
-                    ) as note,
-                    formats.writing(path, source.columns, parquet=as_parquet, force=force) as write,
+                    opened.transfers.note_export(path, form.format, who=who, filters=filters) as note,
+                    formats.writing(path, columns, parquet=as_parquet, force=force) as write,
                 ):
                     done.export = note.id
                     for page in source.pages() if matching else ():
@@ -104,8 +101,10 @@ def export(
                         note.add(key for _, members in page.rows for key in members)
                         for row, _ in page.rows:
                             write(row)
-                        done.add(page)
-                        progress("export", min(done.looked_at, total), total, f"{done.rows} rows")
+                        done.rows += len(page.rows)
+                        done.skipped += page.skipped
+                        looked_at += page.looked_at
+                        progress("export", min(looked_at, total), total, f"{done.rows} rows")
                     done.trajectories = note.trajectories
                     if not done.rows:
                         raise _Nothing
@@ -113,7 +112,7 @@ def export(
                 # The note was withdrawn together with the file.
                 done.export = None
         held = opened.browse.count(store.Filter())
-    _say(done, matching=matching, held=held, as_json=project.as_json, beside=file == formats.STREAM)
+    _say_export(done, matching=matching, held=held, as_json=project.as_json, beside=file == formats.STREAM)
 
 
 class _Nothing(Exception):
@@ -125,8 +124,17 @@ class _Page:
     """Some rows, the number of trajectories that were looked at for them, and why others gave no row."""
 
     looked_at: int
-    rows: _Rows = field(default_factory=_Rows)
+    rows: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list[tuple[dict[str, Any], list[str]]])
+    """Each row with the ids of the trajectories that it holds text of."""
     skipped: Counter[str] = field(default_factory=Counter[str])
+
+    @contextmanager
+    def skipping(self) -> Generator[None]:
+        """Count the reason if no row can be made in this block."""
+        try:
+            yield
+        except formats.Unusable as reason:
+            self.skipped[str(reason)] += 1
 
 
 @dataclass(slots=True)
@@ -137,15 +145,8 @@ class _Done:
     format: str
     rows: int = 0
     trajectories: int = 0
-    looked_at: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
     export: str | None = None
-
-    def add(self, page: _Page) -> None:
-        """Count a page that was written."""
-        self.rows += len(page.rows)
-        self.looked_at += page.looked_at
-        self.skipped += page.skipped
 
 
 @dataclass(slots=True)
@@ -158,14 +159,8 @@ class _Source:
     form: Form
     parquet: bool
     combination: rewards.Combination
-    columns: Any = None
     bases: dict[str, str] = field(default_factory=dict[str, str])
     prompts: OrderedDict[bytes, None] = field(default_factory=OrderedDict[bytes, None])
-
-    def __post_init__(self) -> None:
-        """Look up the columns of the format."""
-        prompts = self.form.format == "sft" and self.form.style == "prompt"
-        self.columns = formats.COLUMNS["sft-prompt" if prompts else self.form.format]
 
     def pages(self) -> Iterator[_Page]:
         """Yield all pages; in preference and grpo first those of groups, then those of single trajectories."""
@@ -191,24 +186,16 @@ class _Source:
         for ids in self._ids():
             corrections, page = self.opened.corrections(ids), _Page(0)
             for trajectory in self.opened.read.trajectories([key for key in ids if key in corrections]):
-                try:
+                with page.skipping():
                     row = formats.correction_row(trajectory, corrections[trajectory.id])
                     page.rows.append((row, [trajectory.id]))
-                except formats.Unusable as reason:
-                    page.skipped[str(reason)] += 1
             yield page
 
     def _ids(self) -> Iterator[list[str]]:
         """Yield the ids of matching trajectories in pages, up to the limit."""
-        left = self.limit
-        after: store.Cursor | None = None
-        while left is None or left > 0:
-            size = store.PAGE if left is None else min(store.PAGE, left)
-            found = self.opened.browse.ids(self.filter, after=after, limit=size)
-            if not found:
-                return
-            after = found[-1]
-            left = None if left is None else left - len(found)
+        left, after = math.inf if self.limit is None else self.limit, None
+        while found := self.opened.browse.ids(self.filter, after=after, limit=int(min(store.PAGE, left))):
+            after, left = found[-1], left - len(found)
             yield [key for _, key in found]
 
     def _complete(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
@@ -216,20 +203,17 @@ class _Source:
         spans, groups = self.opened.transfers.spans(ids), self.opened.transfers.groups_of(ids)
         corrections = self.opened.corrections(ids)
         for trajectory in trajectories:
-            policies = {call.policy for call in trajectory.calls if call.policy in self.bases}
+            key, policies = trajectory.id, {call.policy for call in trajectory.calls}
             # With their bases, so that an import can tell whether token ids mean the same there.
-            bases = {policy: self.bases[policy] for policy in sorted(filter(None, policies))}
-            key = trajectory.id
-            bundle = formats.Bundle(
-                trajectory, spans.get(key, ()), groups.get(key), bases, tuple(corrections.get(key, ()))
-            )
-            line = formats.encode(bundle)
+            bases = {policy: base for policy, base in sorted(self.bases.items()) if policy in policies}
+            fixes = tuple(corrections.get(key, ()))
+            line = formats.encode(formats.Bundle(trajectory, spans.get(key, ()), groups.get(key), bases, fixes))
             page.rows.append((formats.indexed(line) if self.parquet else line, [key]))
 
     def _training(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         corrections = self.opened.corrections([trajectory.id for trajectory in trajectories])
         for recorded in trajectories:
-            try:
+            with page.skipping():
                 trajectory = formats.corrected(recorded, corrections.get(recorded.id, ()))
                 if self.form.format == "chat":
                     rows = [formats.chat_row(trajectory)]
@@ -237,9 +221,6 @@ class _Source:
                     rows = [formats.sft_row(trajectory)]
                 else:
                     rows = formats.sft_prompt_rows(trajectory)
-            except formats.Unusable as reason:
-                page.skipped[str(reason)] += 1
-            else:
                 page.rows += [(row, [recorded.id]) for row in rows]
 
     def _prompt(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
@@ -248,15 +229,11 @@ class _Source:
         for trajectory in trajectories:
             if trajectory.id in grouped:
                 continue
-            try:
+            with page.skipping():
                 row = formats.grpo_row(trajectory)
-            except formats.Unusable as reason:
-                page.skipped[str(reason)] += 1
-                continue
-            if self._is_new(row):
+                if not self._is_new(row):
+                    raise formats.Unusable("its prompt is in the file already")
                 page.rows.append((row, [trajectory.id]))
-            else:
-                page.skipped["its prompt is in the file already"] += 1
 
     def _is_new(self, row: dict[str, Any]) -> bool:
         # Clients may write the keys of equal prompts in another order.
@@ -272,44 +249,34 @@ class _Source:
 
     def _by_group(self) -> Iterator[_Page]:
         pairs = self.form.format == "preference"
-        for key, scenario, how, ids in self._groups():
+        for key, scenario, how, ids in islice(self._groups(), self.limit):
             group = Group(key, scenario, how, self.opened.read.trajectories(ids))
             rewards_G = rewards.rewards_G(group, combination=self.combination)
             # In grpo the trajectories are looked at once more, by `_prompt`, and counted there.
             page = _Page(len(ids) if pairs else 0)
-            try:
+            with page.skipping():
                 if pairs:
                     all_pairs, margin = self.form.pairs == "all", self.form.margin
                     rows = list(formats.preference_rows(group, rewards_G, all_pairs=all_pairs, margin=margin))
                 else:
                     rows = [formats.grpo_row(group.trajectories[0], group=group, rewards_G=rewards_G)]
                     self._is_new(rows[0])  # remembered: a lone run with the same prompt gets no row of its own
-            except formats.Unusable as reason:
-                page.skipped[str(reason)] += 1
-            else:
                 page.rows += [(row, list(ids)) for row in rows]
             yield page
 
     def _groups(self) -> Iterator[tuple[str, str, str, list[str]]]:
-        after, given = "", count()
+        after = ""
         # By the last id and not by number, so that new groups shift no page.
         while found := self.opened.browse.groups(self.filter, after=after, limit=store.PAGE):
             after = found[-1][0]
-            for group in found:
-                if self.limit is not None and next(given) >= self.limit:
-                    return
-                yield group
+            yield from found
 
 
-def _say(done: _Done, *, matching: int, held: int, as_json: bool, beside: bool) -> None:
+def _say_export(done: _Done, *, matching: int, held: int, as_json: bool, beside: bool) -> None:
     """Print the result; on stderr if the rows went to stdout (`beside`)."""
-    facts = {each.name: getattr(done, each.name) for each in fields(done) if each.name != "looked_at"}
-    facts["skipped"] = dict(done.skipped.most_common())
-    if as_json and not beside:
-        return output.answer(facts)
     if as_json:
-        sys.stderr.write(json.dumps(facts) + "\n")
-        return None
+        facts = asdict(done) | {"skipped": dict(done.skipped.most_common())}
+        return output.answer(facts, sys.stderr if beside else None)
     console = output.stderr() if beside else output.stdout()
     if not held and not matching:
         console.print("the store has no trajectories yet; run your agent with art_patch.patch() first")
@@ -324,3 +291,101 @@ def _say(done: _Done, *, matching: int, held: int, as_json: bool, beside: bool) 
     for reason, number in done.skipped.most_common():
         console.print(f"  skipped {number}: {reason}", markup=False, soft_wrap=True)
     return None
+
+
+# --- import ---
+
+
+@command
+def import_file(
+    file: Annotated[str, typer.Argument(help="File of JSON lines or Parquet; `-` is stdin.")],
+    project: ActingProject,
+    format: Annotated[
+        str,
+        Option(
+            "chat: OpenAI fine-tuning. preference: OpenAI's or TRL's. sft, grpo: TRL. trajectories: art_patch's. "
+            "auto: decide for each line."
+        ),
+    ] = "auto",
+) -> None:
+    """Read trajectories from a file.
+
+    The whole file is checked first: if one line is wrong, nothing is imported (exit code 15). A trajectory that the
+    store already has is not changed, so importing a file twice adds nothing. Text without token ids is never trained
+    on. If a row names a function for `retrain --replay`, the name is not imported, because a file must not decide which
+    code is executed.
+
+    `import scores FILE` is the same as `feedback import`; `import scores langfuse|langsmith` as `feedback pull`.
+    """
+    one_of("--format", format, get_args(formats.ImportFormat))
+    expected: formats.ImportFormat = format  # pyright: ignore[reportAssignmentType] - checked in the line above
+    settings = project.settings()
+    now = time.time()
+    with formats.reading(file) as rows, output.bars(quiet=project.as_json) as progress:
+        total = 0
+        # The file is read twice: once to check it, once to write. So a wrong last line leaves the store as it was.
+        for total, _ in enumerate(_bundles(rows, file, expected, now), 1):
+            if total % _BATCH == 0:
+                # The total is not known yet, so the bar stays just short of full.
+                progress("check", total, total + 1)
+        metrics: Counter[str] = Counter()
+        # An empty file must not make a store.
+        if total:
+            with closing(store.open_store(settings.store_url, project=settings.project)) as opened:
+                bundles = _bundles(rows, file, expected, now)
+                while page := list(islice(bundles, _BATCH)):
+                    metrics += _write(opened, page, now)
+                    progress("import", metrics["read"], total)
+                opened.transfers.note_import(file, who=project.actor("import"), metrics=dict(metrics), now=now)
+    _say_import(file, metrics, project)
+
+
+def _bundles(
+    rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]], file: str, expected: formats.ImportFormat, now: float
+) -> Iterator[formats.Bundle]:
+    """Yield the trajectories of the file."""
+    for number, (place, row) in enumerate(rows()):
+        try:
+            # Each row is a little older than the one before, because lists and exports show the newest first.
+            yield from formats.bundles_of(row, expected=expected, at=now - number * _STEP_S)
+        except MalformedFile as error:
+            name = "stdin" if file == formats.STREAM else file
+            raise MalformedFile(f"{name}, {place}: {error}; nothing was imported") from None
+
+
+def _write(opened: store.Store, page: list[formats.Bundle], now: float) -> Counter[str]:
+    """Write the trajectories that the store does not have, in one transaction, then their groups; return the counts."""
+    here = opened.transfers.bases()
+    known = opened.transfers.known([bundle.trajectory.id for bundle in page])
+    new: dict[str, formats.Bundle] = {}
+    for bundle in page:
+        if (key := bundle.trajectory.id) not in known and key not in new:
+            # A policy of this name has another base here, so its token ids would mean other texts.
+            # `here.get(name, base)`: a policy that this store does not know is no contradiction.
+            strangers = (name for name, base in bundle.bases.items() if here.get(name, base) != base)
+            new[key] = bundle.without_tokens_of(strangers)
+    if new:
+        opened.write([record for bundle in new.values() for record in bundle.without_replay().records])
+    # Also for those that were here: an import that was cut short may have come as far as the trajectories.
+    opened.transfers.add_groups({b.trajectory.id: b.group for b in page if b.group is not None}, now=now)
+    return Counter(
+        read=len(page),
+        trajectories=len(new),
+        calls=sum(len(bundle.trajectory.calls) for bundle in new.values()),
+        scores=sum(len(bundle.trajectory.scores) for bundle in new.values()),
+        already_there=len(page) - len(new),
+        offers_dropped=sum(bundle.offers_replay for bundle in new.values()),
+    )
+
+
+def _say_import(file: str, metrics: Counter[str], project: ActingProject) -> None:
+    names = ("read", "trajectories", "calls", "scores", "already_there", "offers_dropped")
+    if project.answered({"path": file, **{name: metrics[name] for name in names}}):
+        return None
+    if not metrics["read"]:
+        return output.say(f"{output.visible(file)} is empty; nothing was imported")
+    there = f"; {metrics['already_there']} were there already" if metrics["already_there"] else ""
+    words = f"{metrics['trajectories']} trajectories with {metrics['calls']} calls imported{there}"
+    if metrics["offers_dropped"]:
+        words += f"; {metrics['offers_dropped']} of them named a function to run again, which was left out"
+    return output.say(words)

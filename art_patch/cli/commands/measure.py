@@ -1,0 +1,375 @@
+"""Commands that only measure: `art-patch report`, `analytics`, `groups`, `evaluate` and `judge test`."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import count
+from typing import Annotated, Any
+
+import typer
+
+from art_patch import formats, insights, pipeline, rewards, store, trackers
+from art_patch.cli import options, output
+from art_patch.cli.commands.policies import find_engine
+from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
+from art_patch.cli.typed_options import Option, command
+from art_patch.errors import ConfigError, EngineError, MalformedFile
+from art_patch.pipeline import CycleConfig
+from art_patch.settings import load_settings
+
+_DAY_S = 86_400.0
+
+
+@command
+def report(
+    project: options.Project,
+    days: Annotated[float, Option("Number of days to look back.", least=0.01)] = 7.0,
+    upstream_price: Annotated[
+        tuple[float, float] | None,
+        Option(
+            "US dollars that upstream charges for a million prompt tokens and completion tokens.",
+            metavar="IN OUT",
+            env=True,
+        ),
+    ] = None,
+    litellm_prices: Annotated[
+        bool, Option("Use litellm's list of prices by model in place of --upstream-price.")
+    ] = False,
+    gpu_usd_per_hour: Annotated[
+        float | None, Option("Cost of the engine's GPUs in US dollars an hour.", least=0.0, env=True)
+    ] = None,
+    margin: Annotated[
+        float, Option("How much lower the champion's mean score may be and still count as good.", least=0.0)
+    ] = 0.05,
+    markdown: Annotated[bool, Option("Print Markdown.")] = False,
+) -> None:
+    """Compare the champion with upstream: quality, failures, latency, money. The verdict may be "do not switch".
+
+    Quality is measured by the scores from users, code and the judge. The money saved is upstream's price for the
+    champion's answers, minus the cost of GPU, judge and updates. An unknown cost is reported as unknown, never counted
+    as zero.
+
+    Exit codes: 0 whatever the verdict; 2 an option has an impossible value; 8 there is no store.
+    """
+    from art_patch.cli import report_view
+
+    if markdown and project.as_json:
+        raise ConfigError("--markdown and --json are two forms; choose one")
+    prices = _prices(upstream_price, litellm_prices)
+    settings = project.settings()
+    until = time.time()
+    options.require_project(settings)
+    with closing(store.open_database(settings.store_url, create=False, project=settings.project)) as database:
+        used = store.usage(database, since=until - days * _DAY_S, until=until)
+    made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, margin=margin)
+    if markdown:
+        typer.echo(report_view.as_markdown(made, settings.project), nl=False)
+    elif not project.answered({"project": settings.project, "days": days, **report_view.as_facts(made)}):
+        report_view.show(made, settings.project, output.stdout())
+
+
+def _prices(given: tuple[float, float] | None, litellm_prices: bool) -> insights.Prices:
+    """Return a function from a model to its prices; without any source it knows none."""
+    if given is not None and litellm_prices:
+        raise ConfigError("--upstream-price and --litellm-prices are two sources; choose one")
+    if given is not None and not all(math.isfinite(price) and price >= 0 for price in given):
+        raise ConfigError(f"{given[0]:g} {given[1]:g} are no prices; give dollars a million tokens, such as 0.25 2")
+    if not litellm_prices:
+        return lambda _: given
+
+    def from_litellm(model: str) -> tuple[float, float] | None:
+        # Asked for a thousand tokens, not a million: some providers charge more a token for very long prompts.
+        prompt, completion = rewards.price_usd(model, 1_000, 0), rewards.price_usd(model, 0, 1_000)
+        return None if prompt is None or completion is None else (prompt * 1_000, completion * 1_000)
+
+    return from_litellm
+
+
+@command
+def analytics(
+    wanted: options.RunFilter,
+    project: options.Project,
+    success_at: Annotated[float, Option("Smallest reward of a successful run.")] = 0.5,
+) -> None:
+    """Count how many runs succeeded, how long they took, which tools they called, and how they failed.
+
+    A run that failed with an error counts as not successful, whatever its reward. A run with neither an error nor a
+    reward is left out of the success rates.
+    """
+    chosen = wanted.chosen()
+    with project.opened() as (settings, opened):
+        episodes = (episode for page in trackers.pages_of_episodes(opened, chosen) for episode in page)
+        found = insights.analyse(episodes, success_at=success_at)
+    if not project.answered({"project": settings.project, "success_at": success_at, **asdict(found)}):
+        _print_analytics(found)
+
+
+def _print_analytics(found: insights.Analytics) -> None:
+    console = output.stdout()
+    if not found.overall.runs:
+        console.print("no run matches; `art-patch trajectories list` shows what there is")
+        return
+    numbers = ("runs", "failed", "judged", "success", "reward", "calls a run")
+    outcomes = output.table("answered by", *numbers, right=numbers)
+    for name, one in {"all": found.overall, **found.by_policy}.items():
+        rate, means = _number(one.success_rate, ".0%", "unknown"), (one.mean_reward, one.mean_steps)
+        shown = (_number(value, ".2f", "unknown") for value in means)
+        outcomes.add_row(name, *map(str, (one.runs, one.failed, one.judged)), rate, *shown)
+    console.print(outcomes)
+    for title, last, rows in (
+        ("tool", "share", [(one.name, one.times, one.runs, f"{one.share:.0%}") for one in found.actions]),
+        ("error", "newest", [(one.pattern, one.times, one.runs, output.visible(one.example)) for one in found.errors]),
+    ):
+        if rows:
+            table = output.table(title, "times", "runs", last, right=("times", "runs", last))
+            for text, *counts in rows:
+                table.add_row(output.cell(text), *map(str, counts))
+            console.print()
+            console.print(table)
+
+
+WAYS = {
+    "group_key": "art.group(key) was around them",
+    "scenario_key": "trajectory(scenario=...) names their task",
+    "sibling_spans": "attempts at one task within a run",
+    "same_task": "asked in the same words",
+    "near_duplicate": "asked in nearly the same words",
+    "resampled": "a turn of a lone run, answered again",
+    "single": "one run, for the gate",
+}
+"""The ways in which siblings are found, the most certain first, with their description."""
+
+_NOT_JUDGED = ("formed", "quarantined")  # states of a group whose scores do not count
+
+
+@command
+def groups(
+    cycle: Annotated[CycleConfig, SETTLE_ONLY],
+    project: options.Project,
+    min_size: Annotated[
+        int | None, Option("Siblings that a group needs. Default: as many as `retrain` needs.", least=2)
+    ] = None,
+    limit: Annotated[int, Option("Number of waiting runs to look at, oldest first.", least=1)] = 10_000,
+) -> None:
+    """Show which share of the traffic can be learned from in groups, and how siblings were found. Changes nothing.
+
+    Runs without a group are grouped as `retrain` would group them. If the settings name an embedding model, it is
+    called for that.
+    """
+    settings = project.settings()
+    size = cycle.min_group_size if min_size is None else min_size
+    config = replace(cycle, across=settings.group_across, embed=options.make_embed(settings), min_group_size=size)
+    options.require_project(settings)
+    with closing(store.open_database(settings.store_url, create=False, project=settings.project)) as database:
+        stats = store.group_stats(database)
+        pending = store.Reader(database).ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
+    grouping = pipeline.form(pending, config, map(str, count()).__next__)
+    would = dict.fromkeys(WAYS, 0)
+    for group in grouping.groups:
+        # Attempts within a run are counted by run, below: one run may hold several such groups.
+        if group.how != "sibling_spans":
+            would[group.how] += len(group.trajectories)
+    left = dict(grouping.left)
+    would["sibling_spans"] = left.pop("its spans are siblings", 0)
+    ways = {
+        way: {"groups": stats.ways.get(way, 0), "runs": stats.runs.get(way, 0), "would_be": would[way]} for way in WAYS
+    }
+    judged = sum(number for state, number in stats.states.items() if state not in _NOT_JUDGED)
+    standing, more = sum(stats.runs.values()), sum(would.values())
+    facts: dict[str, Any] = {
+        "runs": stats.all_runs,
+        "in_groups": standing,
+        "would_be_grouped": more,
+        "groupable_share": (standing + more) / stats.all_runs if stats.all_runs else None,
+        "looked_at": len(pending),
+        "ways": {way: counts for way, counts in ways.items() if any(counts.values())},
+        "left": left,
+        "embeddings": grouping.embeddings,
+        "groups": sum(stats.states.values()),
+        "states": dict(stats.states),
+        "held_out": stats.held_out,
+        "sizes": dict(stats.sizes),
+        "dead_share": stats.states.get("dead", 0) / judged if judged else None,
+    }
+    if not project.answered(facts):
+        _print_groups(facts)
+
+
+def _print_groups(facts: dict[str, Any]) -> None:
+    console, runs = output.stdout(), facts["runs"]
+    if not runs:
+        console.print("no trajectories are recorded yet; run your agent with art_patch.patch()")
+        return
+    summary = output.grid("dim", "")
+    beyond = runs - facts["in_groups"] - facts["looked_at"]
+    share = f"[b]{facts['groupable_share']:.0%}[/] of {runs} runs"
+    summary.add_row("groupable", share + (f"; {beyond} were not looked at" if beyond > 0 else ""))
+    states = output.listed([f"{number} {state}" for state, number in facts["states"].items()], "none yet")
+    summary.add_row("groups", states + (f"; {facts['held_out']} held out for the gate" if facts["held_out"] else ""))
+    if facts["dead_share"] is not None:
+        why = "all siblings that are trained were scored alike"
+        summary.add_row("dead", f"{facts['dead_share']:.0%} of those that were judged: {why}")
+    if facts["sizes"]:
+        summary.add_row("sizes", ", ".join(f"{number} of {size}" for size, number in facts["sizes"].items()))
+    console.print(summary)
+    if facts["ways"]:
+        numbers = ("runs", "share", "more now")
+        table = output.table("siblings by", *numbers, "", right=numbers, whole=numbers, padding=(0, 2, 0, 0))
+        table.pad_edge, table.columns[-1].style = False, "dim"
+        for way, counts in facts["ways"].items():
+            both = counts["runs"] + counts["would_be"]
+            table.add_row(way, str(counts["runs"]), f"{both / runs:.0%}", str(counts["would_be"]), WAYS[way])
+        console.print()
+        console.print(table)
+    if facts["left"]:
+        console.print()
+        for reason, number in sorted(facts["left"].items(), key=lambda item: -item[1]):
+            console.print(f"{number} left: {reason}", markup=False, style="dim")
+    if facts["embeddings"]:
+        console.print(f"\ngrouped by words alone: {facts['embeddings']}", markup=False, style="dim")
+
+
+@command
+def evaluate(
+    policy: Annotated[str, typer.Argument(help="NAME@STEP of a policy in any state.")],
+    judging: options.Judging,
+    replays: Replays,
+    suite: Suite,
+    project: options.ActingProject,
+    against: Annotated[str | None, Option("Policy to compare with. Default: the champion.")] = None,
+) -> None:
+    """Compare two policies on held-out scenarios with the judge, as the gate does. No policy is promoted or rejected.
+
+    The engine must be up. It loads a policy that it does not serve yet, and unloads it after the comparison. The
+    scenarios are the held-out ones that `art-patch score` or `art-patch retrain` found in the traffic. The comparison
+    asks for as many answers and judge scores as a gate.
+
+    Exit codes: 0 compared, whatever the result; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
+    judge failed; 8 there is no such policy; 11 the policy cannot be served.
+    """
+    with project.opened(**judging.as_settings()) as (settings, opened):
+        config = CycleConfig(
+            replay=replays.config(settings),
+            checks=rewards.load_checks(settings.checks),
+            combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
+            gate=suite.gate_config(),
+        )
+        judge = judging.limited_judge(settings)
+        engine = find_engine(settings, opened.ledger)
+        if engine is None:
+            raise EngineError("no engine is running, so nobody can be asked; start `art-patch serve` and try again")
+        with output.bars(quiet=project.as_json) as progress:
+            other, verdict = pipeline.evaluate(
+                opened, engine, judge, settings.adapters, config, policy, against, who=project.actor("evaluate"),
+                progress=progress,
+            )  # fmt: skip
+    facts: dict[str, Any] = {"policy": policy, "against": other, "better": verdict.promote, "reason": verdict.reason}
+    facts["metrics"] = dict(verdict.metrics)
+    if not project.answered(facts):
+        say_comparison(facts)
+
+
+def say_comparison(facts: dict[str, Any]) -> None:
+    """Print which policy is better, the metrics of the held-out scenarios, and the result of each check of the gate."""
+    policy, other, metrics = facts["policy"], facts["against"], facts["metrics"]
+    colour, word = ("green", "is better than") if facts["better"] else ("yellow", "is not shown to be better than")
+    output.stdout().print(f"[b]{policy}[/] [{colour}]{word}[/] [b]{other}[/]", soft_wrap=True)
+    output.say(f"  {facts['reason']}")
+    rows = [("held-out scenarios", f"{metrics['scenarios']}, {metrics['turns']} turns or runs")]
+    if "difference" in metrics:  # a gate that had too little to compare measured none
+        rows += [
+            (policy, f"{metrics['candidate']:.3f}"),
+            (other, f"{metrics['champion']:.3f}"),
+            ("difference", f"{metrics['difference']:+.3f}"),
+            ("at least", f"{metrics['lower_bound']:+.3f} with {metrics['config']['level']:.0%} confidence"),
+        ]
+    if metrics["judge"] is not None:
+        rows.append(("judge", f"{metrics['judge']}, rubric {metrics['rubric']}, {metrics['judge_calls']} calls"))
+    for name, value in rows:
+        output.say(f"  {name:<22} {value}")
+    for row in metrics["checks"]:
+        output.say(f"  {'passed' if row['passed'] else 'FAILED':<7} {row['words']}")
+    output.stdout().print("nobody was promoted or rejected")
+
+
+@command
+def judge_test(
+    model: options.JudgeModel,
+    out: options.Output,
+    file: Annotated[str | None, typer.Argument(help="Labelled groups as JSON lines; `-` is stdin.")] = None,
+    builtin: Annotated[bool, Option("Use the twelve labelled groups that art_patch contains.")] = False,
+) -> None:
+    """Measure a judge on groups whose order people have decided, before anything is learned from its scores.
+
+    A line of the file is one group: {"task": "...", "attempts": [{"messages": [...], "label": 0..1}, ...]}. A group may
+    have `messages` in place of `task`, for a prompt of several messages, and `tools`, the tools that were offered. An
+    attempt may have `rank` in place of `label`; rank 1 is the best. The judge is asked about four times for each group.
+
+    Exit codes: 0 measured, whatever the result; 2 a setting is wrong; 7 the judge failed; 15 a line is wrong, and
+    nothing was sent.
+    """
+    if (file is None) != builtin:
+        raise ConfigError("name a file of labelled groups, or --builtin for ours; one of both")
+    settings = load_settings(**model.as_settings())
+    # Before the judge is made: a wrong line must cost nothing.
+    labelled = _read(file or str(rewards.BUILTIN))
+    tested = options.make_judge(settings)
+    with output.bars(quiet=out.as_json) as progress:
+        metrics = rewards.measure(labelled, tested, progress=progress.counts("judge"))
+    if not out.answered({"judge": tested.model, "rubric": tested.rubric.version, **asdict(metrics)}):
+        _print_metrics(tested.model, metrics)
+
+
+def _read(file: str) -> list[rewards.Labelled]:
+    """Return the labelled groups of the whole file."""
+    name = "stdin" if file == formats.STREAM else file
+    labelled: list[rewards.Labelled] = []
+    with formats.reading(file) as rows:
+        for place, row in rows():
+            try:
+                labelled.append(rewards.read_labelled(row, place))
+            except MalformedFile as error:
+                raise MalformedFile(f"{name}, {place}: {error}; nothing was sent") from None
+    if not any(len(set(each.labels.values())) > 1 for each in labelled):
+        raise MalformedFile(
+            f"{name} has no group whose attempts are labelled differently, so there is nothing to compare with; "
+            "give better attempts higher labels; nothing was sent"
+        )
+    return labelled
+
+
+def _print_metrics(model: str, metrics: rewards.JudgeMetrics) -> None:
+    share = output.share
+    rows = (
+        ("agrees with the labels", share(metrics.pairwise_accuracy), f"of {metrics.pairs} pairs; by chance 50 %"),
+        ("Kendall's tau", _number(metrics.kendall_tau), "1 the same order, 0 chance, -1 the reverse"),
+        ("shown first, an attempt gets", _number(metrics.position_bias, "+.3f"), "more; 0 is fair"),
+        ("turned around by the order", share(metrics.flips), "of all pairs; 0 % is fair"),
+        (
+            "differs by order",
+            _number(metrics.order_difference),
+            f"asked again: {_number(metrics.repeat_difference)}",
+        ),
+        ("agrees with itself", share(metrics.self_consistency), "of all pairs, asked twice in one order"),
+        ("resists pleas", share(metrics.resisted), f"of {metrics.injections} copies that talk to the judge"),
+    )
+    console = output.stdout()
+    console.print(f"{output.one_line(model)}: {metrics.groups} groups judged", markup=False)
+    table = output.grid("", "bold", "dim")
+    # Numbers are read from the right.
+    table.columns[1].justify, table.columns[1].no_wrap = "right", True
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    cost = "unknown price" if metrics.cost_usd is None else f"{metrics.cost_usd:.4f} USD"
+    tokens = f"{metrics.prompt_tokens} + {metrics.completion_tokens} tokens"
+    console.print(f"{metrics.calls} calls, {tokens}, {cost}")
+    for place, reason in metrics.unscored.items():
+        console.print(output.cell(f"not judged: {place}: {reason}", style="yellow"))
+
+
+def _number(value: float | None, form: str = ".3f", unknown: str = "-") -> str:
+    return unknown if value is None else f"{value:{form}}"
