@@ -196,8 +196,7 @@ class TrajectoryFilter(RunFilter):
 
     group: Annotated[str | None, Option("Trajectories in this group: its id, or the key given to group().")] = None
     origin: Annotated[
-        str | None,
-        Option("How the trajectory was identified: explicit, otel, stitched, single, imported, shadow."),
+        str | None, Option("How the trajectory was identified: explicit, otel, stitched, single, imported, shadow.")
     ] = None
     min_reward: Annotated[float | None, Option("Trajectories with a reward of at least this much.")] = None
     max_reward: Annotated[float | None, Option("Trajectories with a reward of at most this much.")] = None
@@ -252,8 +251,7 @@ class Judging(JudgeModel):
     """The options of commands that score trajectories: the judge, its budget, and the user's own checks."""
 
     max_usd: Annotated[
-        float | None,
-        Option("Largest cost of the judge in US dollars.", env=True, also=("--budget-usd",)),
+        float | None, Option("Largest cost of the judge in US dollars.", env=True, also=("--budget-usd",))
     ] = None
     max_calls: Annotated[int | None, Option("Largest number of calls to the judge.", env=True)] = None
     check: Annotated[list[str] | None, setting("checks")] = None

@@ -10,16 +10,9 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        name: the thing that was checked; several findings may have one name.
-        level: `ok`: nothing to correct. `warn`: it works, with a risk or a loss. `bad`: something does not work.
-        text: a description of the state that was found.
-        cure: a command or an instruction that corrects the state; empty if there is nothing to correct.
-    """
-
-    name: str
-    level: Level
+    name: str  # the thing that was checked; several findings may have one name
+    level: Level  # `ok`: nothing to correct; `warn`: it works, with a risk or a loss; `bad`: something does not work
     text: str
-    cure: str = ""
+    cure: str = ""  # a command or an instruction that corrects the state; empty if there is nothing to correct

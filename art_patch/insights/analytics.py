@@ -24,72 +24,46 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w-])(?=(?:[\w-]*\d){3})[\w-]{8,
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Statistics of some runs. A rate or a mean is `None` if there are no runs to compute it from.
-
-    Attributes:
-        judged: number of runs with a reward.
-        failed: number of runs in which the `trajectory()` block or a call failed.
-        succeeded: number of runs without a failure and with a reward of `success_at` or more.
-        success_rate: `succeeded` as a share of the runs that failed or were judged.
-        mean_reward: mean reward of the judged runs.
-        mean_steps: mean number of model calls in a run.
-    """
+    """Statistics of some runs. A rate or a mean is `None` if there are no runs to compute it from."""
 
     runs: int = 0
-    judged: int = 0
-    failed: int = 0
-    succeeded: int = 0
-    success_rate: float | None = None
-    mean_reward: float | None = None
-    mean_steps: float | None = None
+    judged: int = 0  # runs with a reward
+    failed: int = 0  # runs in which the `trajectory()` block or a call failed
+    succeeded: int = 0  # runs without a failure and with a reward of `success_at` or more
+    success_rate: float | None = None  # `succeeded` as a share of the runs that failed or were judged
+    mean_reward: float | None = None  # of the judged runs
+    mean_steps: float | None = None  # model calls in a run
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool that the agent called.
-
-    Attributes:
-        times: number of its calls in all runs.
-        runs: number of runs with at least one such call.
-        share: `times` as a share of all tool calls, from 0 to 1.
-    """
+    """A tool that the agent called."""
 
     name: str
-    times: int
-    runs: int
-    share: float
+    times: int  # calls in all runs
+    runs: int  # runs with at least one call
+    share: float  # `times` as a share of all tool calls, from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """Errors that differ only in numbers, ids and quoted words, so they probably have one cause.
+    """Errors that differ only in numbers, ids and quoted words, so they probably have one cause."""
 
-    Attributes:
-        pattern: the first line of the error, with `#` for each varying part.
-        times: number of such errors in all.
-        runs: number of runs that had such an error.
-        example: id of the newest such run.
-    """
-
-    pattern: str
+    pattern: str  # the first line of the error, with `#` for each varying part
     times: int
-    runs: int
-    example: str
+    runs: int  # runs that had such an error
+    example: str  # id of the newest such run
 
 
 @dataclass(frozen=True, slots=True)
 class Analytics:
-    """All statistics of an agent's runs. Tools and errors are sorted, the most frequent first.
-
-    Attributes:
-        by_policy: statistics of the runs in which one policy, or `upstream`, answered all calls.
-        errors: at most `MOST_ERRORS` patterns.
-    """
+    """All statistics of an agent's runs. Tools and errors are sorted, the most frequent first."""
 
     overall: Outcomes
+    # Of the runs in which one policy, or `upstream`, answered all calls.
     by_policy: dict[str, Outcomes] = field(default_factory=dict[str, Outcomes])
     actions: tuple[Action, ...] = ()
-    errors: tuple[ErrorPattern, ...] = ()
+    errors: tuple[ErrorPattern, ...] = ()  # at most `MOST_ERRORS`
 
 
 @dataclass(frozen=True, slots=True)

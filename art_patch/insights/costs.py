@@ -19,22 +19,14 @@ Prices = Callable[[str], tuple[float, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """The costs of a period in US dollars; an amount that is not known is `None`.
+    """The costs of a period in US dollars; an amount that is not known is `None`."""
 
-    Attributes:
-        upstream_usd: cost of the answers that upstream gave.
-        avoided_usd: what upstream would have charged for the answers that our policies gave.
-        gpu_usd: cost of the engine's GPUs.
-        training_usd: cost of all updates, including those that made no policy.
-        notes: sentences about amounts that are not known, and about updates that made no policy.
-    """
-
-    upstream_usd: float | None
-    avoided_usd: float | None
-    gpu_usd: float | None
+    upstream_usd: float | None  # cost of the answers that upstream gave
+    avoided_usd: float | None  # what upstream would have charged for the answers that our policies gave
+    gpu_usd: float | None  # cost of the engine's GPUs
     judge_usd: float | None
-    training_usd: float | None
-    notes: tuple[str, ...] = ()
+    training_usd: float | None  # cost of all updates, including those that made no policy
+    notes: tuple[str, ...] = ()  # sentences about unknown amounts, and about updates that made no policy
 
     @property
     def spent_usd(self) -> float | None:

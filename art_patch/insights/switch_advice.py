@@ -36,23 +36,14 @@ _SLOWER = 1.5  # ratio of the 95th percentiles of latency; above it a caution is
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The champion (`ours`) and upstream (`theirs`), compared by one kind of score.
+    """The champion (`ours`) and upstream (`theirs`), compared by one kind of score."""
 
-    Attributes:
-        kind: `reward`: scores of users or code. `judged`: the judge's scores within a group.
-        ours: mean score; `theirs` likewise. `None` if no run is scored.
-        ours_scored: number of runs with such a score; `theirs_scored` likewise. For `judged`, both are the number of
-            groups with runs of both.
-        low: lower limit of `difference`, as `high` is the upper one, each with 97.5 % confidence; `None` if there are
-            too few scores.
-    """
-
-    kind: Literal["reward", "judged"]
-    ours: float | None
+    kind: Literal["reward", "judged"]  # scores of users or code; the judge's scores within a group
+    ours: float | None  # mean score; `None` if no run is scored
     theirs: float | None
-    ours_scored: int
+    ours_scored: int  # runs with such a score; for `judged`, groups with runs of both
     theirs_scored: int
-    low: float | None = None
+    low: float | None = None  # limits of `difference`, each with 97.5 % confidence; `None` with too few scores
     high: float | None = None
 
     @property
@@ -65,47 +56,32 @@ class Comparison:
 class Side:
     """The calls that the champion, all other policies together, or upstream answered: one column of the report.
 
-    Attributes:
-        name: name of the champion, `other policies` or `upstream`.
-        share: `calls` as a share of all calls; `None` without calls.
-        failed: share of these calls that ended in an error; `None` without calls.
-        p50_ms: median of the answers' duration; `None` without answers.
-        p95_ms: 95 % of the answers took no longer than this; `None` without answers.
+    A share is `None` without calls, a duration is `None` without answers.
     """
 
-    name: str
+    name: str  # of the champion, or `other policies`, or `upstream`
     calls: int
-    share: float | None
-    failed: float | None
-    p50_ms: float | None
-    p95_ms: float | None
+    share: float | None  # `calls` as a share of all calls
+    failed: float | None  # share of these calls that ended in an error
+    p50_ms: float | None  # median of the answers' duration
+    p95_ms: float | None  # 95 % of the answers took no longer than this
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The advice whether to switch from upstream to the champion. Times are seconds since the epoch.
-
-    Attributes:
-        cautions: sentences that say why the verdict may be wrong, such as a large share of fallbacks.
-        sides: the calls of the champion, of all other policies together, and of upstream.
-        fell_back: share of the calls meant for our policies that fell back to upstream; `None` if there were none.
-        fallbacks: number of the calls that fell back to upstream, by reason.
-        comparisons: the comparison by rewards, and the comparison by the judge's scores.
-        unscored: number of runs without any score, for the champion and for upstream.
-        mixed: number of runs whose calls were answered by more than one policy; they are not compared.
-    """
+    """The advice whether to switch from upstream to the champion. Times are seconds since the epoch."""
 
     since: float
     until: float
     verdict: Answer
     reasons: tuple[str, ...]
-    cautions: tuple[str, ...]
-    sides: tuple[Side, ...]
-    fell_back: float | None
-    fallbacks: dict[str, int]
-    comparisons: tuple[Comparison, ...]
-    unscored: dict[str, int]
-    mixed: int
+    cautions: tuple[str, ...]  # why the verdict may be wrong, such as a large share of fallbacks
+    sides: tuple[Side, ...]  # the champion, all other policies together, and upstream
+    fell_back: float | None  # share of the calls meant for our policies that fell back; `None` if there were none
+    fallbacks: dict[str, int]  # number of the calls that fell back to upstream, by reason
+    comparisons: tuple[Comparison, ...]  # by rewards, and by the judge's scores
+    unscored: dict[str, int]  # number of runs without any score, for the champion and for upstream
+    mixed: int  # number of runs that more than one policy answered; they are not compared
     money: Money
 
 

@@ -28,28 +28,18 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The data about a scheduled `art-patch retrain` that the texts need.
-
-    Attributes:
-        options: the command-line options after `art-patch retrain`.
-        python: absolute path of the interpreter that has art_patch.
-        directory: the working directory; checks and replayable functions are imported from there.
-        variables: file with settings and keys, lines of `NAME="value"`.
-        log: file to which the crontab line appends the output.
-        limit_s: seconds after which systemd or Kubernetes ends the process, because the cycle must be hung. cron has no
-            such limit.
-        quiet: exit codes other than 0 that are no fault.
-    """
+    """The data about a scheduled `art-patch retrain` that the texts need."""
 
     project: str
     schedule: Schedule
-    options: Sequence[str]
-    python: Path
-    directory: Path
-    variables: Path
-    log: Path
+    options: Sequence[str]  # of the command line, after `art-patch retrain`
+    python: Path  # absolute path of the interpreter that has art_patch
+    directory: Path  # the working directory; checks and replayable functions are imported from there
+    variables: Path  # file with settings and keys, lines of `NAME="value"`
+    log: Path  # file to which the crontab line appends the output
+    # After this time systemd or Kubernetes ends the process, because the cycle must be hung. cron has no such limit.
     limit_s: int
-    quiet: Sequence[int]
+    quiet: Sequence[int]  # exit codes other than 0 that are no fault
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -35,8 +35,7 @@ class Form:
     """The options that choose the format of the exported rows."""
 
     format: Annotated[
-        str,
-        Option("chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import."),
+        str, Option("chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import.")
     ] = "chat"
     parquet: Annotated[bool, Option("Write Parquet even if the file's name does not end in .parquet.")] = False
     style: Annotated[str, Option("For sft: `messages`, or `prompt` and completion, with a row for each answer.")] = (

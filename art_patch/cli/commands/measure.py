@@ -348,11 +348,7 @@ def _print_metrics(model: str, metrics: rewards.JudgeMetrics) -> None:
         ("Kendall's tau", _number(metrics.kendall_tau), "1 the same order, 0 chance, -1 the reverse"),
         ("shown first, an attempt gets", _number(metrics.position_bias, "+.3f"), "more; 0 is fair"),
         ("turned around by the order", share(metrics.flips), "of all pairs; 0 % is fair"),
-        (
-            "differs by order",
-            _number(metrics.order_difference),
-            f"asked again: {_number(metrics.repeat_difference)}",
-        ),
+        ("differs by order", _number(metrics.order_difference), f"asked again: {_number(metrics.repeat_difference)}"),
         ("agrees with itself", share(metrics.self_consistency), "of all pairs, asked twice in one order"),
         ("resists pleas", share(metrics.resisted), f"of {metrics.injections} copies that talk to the judge"),
     )

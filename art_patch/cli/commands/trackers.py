@@ -46,8 +46,7 @@ def otlp(
     sending: SendingRuns,
     project: ActingProject,
     endpoint: Annotated[
-        str,
-        Option("Address for OTLP over HTTP, without the path /v1/traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT"),
+        str, Option("Address for OTLP over HTTP, without the path /v1/traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = "http://localhost:4318",
 ) -> None:
     """Send each run of the agent as one OpenTelemetry trace, with its scores as evaluation events."""
@@ -59,9 +58,7 @@ def otlp(
 
 @command
 def langfuse(
-    sending: SendingRuns,
-    project: ActingProject,
-    base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com",
+    sending: SendingRuns, project: ActingProject, base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com"
 ) -> None:
     """Send runs of the agent to Langfuse as traces with sessions, users and scores, and a trace for each policy.
 
@@ -87,8 +84,7 @@ def tensorboard(
 @command
 def mlflow(
     uri: Annotated[
-        str,
-        Option("Address of MLflow's server, or sqlite:////absolute/path/mlflow.db.", env="MLFLOW_TRACKING_URI"),
+        str, Option("Address of MLflow's server, or sqlite:////absolute/path/mlflow.db.", env="MLFLOW_TRACKING_URI")
     ],
     sending: Sending,
     project: ActingProject,
@@ -151,20 +147,14 @@ def _send(made: Callable[[Settings], trackers.Tracker], name: str, sending: Send
 # --- scores that people gave in other tools ---
 
 
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """The option that gives imported scores another name."""
-
-    rename: Annotated[
-        str | None,
-        Option("New name of the scores, such as `reward`. Default: their name in the other tool.", name="as"),
-    ] = None
+RENAME = Option("New name of the scores, such as `reward`. Default: their name in the other tool.", name="as")
 
 
 @dataclass(frozen=True, slots=True)
-class Pulling(Renaming):
+class Pulling:
     """The options of commands that read scores from a tracker's API."""
 
+    rename: Annotated[str | None, RENAME] = None
     since: Annotated[
         str | None, Option("Scores given at or after this time: 2026-11-21, 2026-11-21T14:00, 7d, 12h.")
     ] = None
@@ -172,10 +162,11 @@ class Pulling(Renaming):
 
 @command
 def import_feedback(
+    *,
     file: Annotated[
         Path, typer.Argument(help="File with Langfuse's scores or LangSmith's feedback: JSON, JSON lines or CSV.")
     ],
-    renaming: Renaming,
+    rename: Annotated[str | None, RENAME] = None,
     project: ActingProject,
 ) -> None:
     """Read scores that people gave in Langfuse or LangSmith, from a file.
@@ -190,15 +181,13 @@ def import_feedback(
         raise ConfigError(f"{file} cannot be read: {error}") from None
     with project.opened() as (_, opened):
         who = project.actor("feedback import")
-        metrics = feedback.write_feedback(opened, found, renaming.rename, source=str(file), who=who)
+        metrics = feedback.write_feedback(opened, found, rename, source=str(file), who=who)
     _say(metrics, "path", str(file), project)
 
 
 @command
 def pull_langfuse(
-    pulling: Pulling,
-    project: ActingProject,
-    base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com",
+    pulling: Pulling, project: ActingProject, base_url: Annotated[str, LANGFUSE_URL] = "https://cloud.langfuse.com"
 ) -> None:
     """Read scores from Langfuse.
 
