@@ -87,30 +87,21 @@ class CycleConfig:
 # `art-patch score` has no engine, so grouping and scoring take a `Run`. A `Cycle` is one, too.
 @dataclass(slots=True)
 class Run:
-    """The objects that the steps `group` and `score` need: store, judge, configuration, progress and time.
-
-    Attributes:
-        now: when the cycle began, seconds since the epoch. All steps use this one time.
-        metrics: results of the steps, by the step's name; they become a part of the report.
-    """
+    """The objects that the steps `group` and `score` need."""
 
     store: Store
     judge: rewards.OrderedJudge
     config: CycleConfig
     progress: Progress
-    now: float
+    now: float  # when the cycle began, seconds since the epoch; all steps use this one time
+    # Results of the steps, by the step's name; they become a part of the report.
     metrics: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
 
 @dataclass(slots=True)
 class Cycle(Run):
-    """The objects that all steps of a cycle share: those of `Run`, the engine, the adapters and a name for the log.
-
-    Attributes:
-        adapters: directory of the published policies; its parent is the project's directory.
-        who: the person or job that the ledger and the audit log record.
-    """
+    """The objects that all steps of a cycle share: those of `Run`, the engine, the adapters and a name for the log."""
 
     engine: serving.Engine
-    adapters: Path
-    who: str
+    adapters: Path  # directory of the published policies; its parent is the project's directory
+    who: str  # the person or job that the ledger and the audit log record

@@ -105,10 +105,7 @@ def waits_for_approval(run: Cycle, champion: Policy, candidate: Policy, reason: 
 
 
 def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> CycleReport | None:
-    """Return a report if a person or another process has changed the policy's state while it was tested; else `None`.
-
-    `tested_as` is the state in which the test began.
-    """
+    """Return a report if a person or another process has changed the policy's state since its test began; or `None`."""
     policy, serves = run.store.ledger.policy(name), run.store.ledger.champion()
     if policy is None or policy.state == tested_as:
         return None
@@ -119,23 +116,15 @@ def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candid
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """The result of one comparison of the policy under test (`challenger`) with the champion.
-
-    Attributes:
-        challenger: the policy under test; if this comparison ended the test, the policy that was tested.
-        champion: the policy that it is compared with.
-        state: the challenger's state before the comparison.
-        percent: share of the sessions that the challenger answers, in per cent.
-        metrics: those of both policies, and the result of the test on each signal.
-    """
+    """The result of one comparison of the policy under test (`challenger`) with the champion."""
 
     outcome: WatchOutcome
     reason: str
-    challenger: str | None = None
+    challenger: str | None = None  # also if this comparison ended its test
     champion: str | None = None
-    state: Literal["shadow", "canary"] | None = None
-    percent: float | None = None
-    metrics: JSON = field(default_factory=dict[str, Any])
+    state: Literal["shadow", "canary"] | None = None  # of the challenger, before the comparison
+    percent: float | None = None  # share of the sessions that the challenger answers
+    metrics: JSON = field(default_factory=dict[str, Any])  # of both policies, and of the test on each signal
 
 
 def watch_once(
@@ -196,11 +185,9 @@ def watch(
     every_s: float = EVERY_S,
     on_report: Callable[[WatchReport], None] | None = None,
 ) -> None:
-    """Call `watch_once` repeatedly until `stop` is set. An error is logged once, and the next call tries again.
+    """Call `watch_once` every `every_s` seconds until `stop` is set; the pause is longer if a call takes long.
 
-    Args:
-        every_s: seconds between two calls; the pause is longer if a call takes long.
-        on_report: receives the report of each call.
+    `on_report` receives the report of each call. An error is logged once, and the next call tries again.
     """
     trouble = ""
     while not stop.is_set():

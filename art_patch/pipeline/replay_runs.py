@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from art_patch import gate, grouping
 from art_patch._lib.ids import MOST_REPLAYS, new_id, replay_id
@@ -120,11 +120,10 @@ class _Replays:
             return None
         info = _replay_info(one, time.time())
         with self._lock:
-            erased = not self._store.read.known([one.original.id])
-            if not erased:
+            if known := self._store.read.known([one.original.id]):
                 # Before the run begins: whatever happens to it, it is not begun a second time.
                 self._store.write([info])
-        if erased:
+        if not known:
             self.processes.give_back(process)
             self._leave("erased meanwhile")
             return None
@@ -147,18 +146,14 @@ class _Replays:
 class Reruns:
     """The result of `rerun`: which held-out scenarios both policies repeated, and which not.
 
-    Attributes:
-        repeated: scenarios of which both policies completed all repetitions.
-        lost: one recorded turn for each scenario of which some repetition was begun, but not all were completed; such a
-            scenario has no score.
-        erased: keys of scenarios whose recorded run was erased during the gate; the gate leaves them out.
-        metrics: for the ledger; `None` if replays are switched off.
+    `lost` has one recorded turn for each scenario of which some repetition was begun, but not all were completed; such
+    a scenario has no score.
     """
 
-    repeated: tuple[gate.Repeated, ...] = ()
+    repeated: tuple[gate.Repeated, ...] = ()  # of these, both policies completed all repetitions
     lost: tuple[gate.Turn, ...] = ()
-    erased: frozenset[str] = frozenset()
-    metrics: JSON | None = None
+    erased: frozenset[str] = frozenset()  # scenarios whose recorded run was erased during the gate
+    metrics: JSON | None = None  # for the ledger; `None` if replays are switched off
 
     @property
     def keys(self) -> frozenset[str]:
@@ -167,10 +162,7 @@ class Reruns:
 
 
 def rerun(run: Cycle, held_out: gate.HeldOut, candidate: Policy, champion: Policy) -> Reruns:
-    """Let candidate and champion repeat held-out scenarios, as many as `ReplayConfig.max_runs` allows.
-
-    The engine must serve both policies.
-    """
+    """Let candidate and champion, which the engine serves, repeat as many held-out scenarios as `max_runs` allows."""
     config, samples = run.config.replay, run.config.gate.run_samples
     if config is None:
         return Reruns()
@@ -187,11 +179,7 @@ def rerun(run: Cycle, held_out: gate.HeldOut, candidate: Policy, champion: Polic
 
 
 def _sorted(
-    run: Cycle,
-    held_out: gate.HeldOut,
-    chosen: Mapping[str, grouping.Replay],
-    made: Mapping[str, _Both],
-    left: Mapping[str, int],
+    run: Cycle, held_out: gate.HeldOut, chosen: _Chosen, made: Mapping[str, _Both], left: Mapping[str, int]
 ) -> Reruns:
     # Looked up again after the runs: a user may have been erased while they went on.
     known = run.store.read.known([one.original.id for one in chosen.values()])
@@ -237,11 +225,10 @@ class _Made(NamedTuple):
 
 
 _Both = tuple[list[_Made], list[_Made]]
+_Chosen: TypeAlias = "Mapping[str, grouping.Replay]"
 
 
-def _make(
-    run: Cycle, concurrency: int, chosen: Mapping[str, grouping.Replay], sides: tuple[_Side, _Side], samples: int
-) -> dict[str, _Both]:
+def _make(run: Cycle, concurrency: int, chosen: _Chosen, sides: tuple[_Side, _Side], samples: int) -> dict[str, _Both]:
     """Return `samples` runs of each scenario by candidate and champion."""
     lock = Lock()
 

@@ -91,17 +91,11 @@ def _unloading(run: Cycle, *names: str) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitUpdate:
-    """The result of an update from a script.
+    """The result of an update from a script."""
 
-    Attributes:
-        champion: name of the policy that serves after the update.
-        path: directory of the champion's adapter; `None` if the champion is the base model.
-        reason: why nothing was learned; empty if the update trained a new policy.
-    """
-
-    champion: str
-    path: str | None
-    reason: str = ""
+    champion: str  # the policy that serves after the update
+    path: str | None  # directory of the champion's adapter; `None` if the champion is the base model
+    reason: str = ""  # why nothing was learned
     metrics: JSON = field(default_factory=dict[str, Any])
 
 

@@ -35,16 +35,12 @@ _UPTO = "corrections_upto"
 class Given:
     """The answers that an update learns besides its scored groups.
 
-    Attributes:
-        demonstrations: good answers, to imitate.
-        pairs: pairs of a good and a bad answer to the same prompt.
-        others: ids of the trajectories outside of the scored groups from which these answers come.
-        metrics: why some answers were not used, and the time up to which corrections were learned.
+    `metrics` tell why some answers were not used, and the time up to which corrections were learned.
     """
 
-    demonstrations: tuple[training.Row, ...] = ()
-    pairs: tuple[training.Pair, ...] = ()
-    others: tuple[str, ...] = ()
+    demonstrations: tuple[training.Row, ...] = ()  # good answers, to imitate
+    pairs: tuple[training.Pair, ...] = ()  # a good and a bad answer to the same prompt
+    others: tuple[str, ...] = ()  # trajectories outside of the scored groups from which these answers come
     metrics: JSON = field(default_factory=dict[str, Any])
 
 
@@ -97,28 +93,24 @@ def _rewarded_alone(run: Cycle, since: float, least_reward: float) -> list[tuple
     """Return runs in no group that the app rewarded enough, each as a group of its own."""
     found = run.store.read.trajectories(run.store.rewarded_alone(since=since, limit=_NEWEST_ALONE))
     groups = [Group(each.id, "", "single", (each,)) for each in found if not _is_held_out(each, run.config)]
-    rewards = [rewards_G(group, combination=run.config.combination) for group in groups]
-    return [
-        (group, (reward,))
-        for group, (reward,) in zip(groups, rewards, strict=True)
-        if reward is not None and reward >= least_reward
-    ]
+    scored = [(group, tuple(rewards_G(group, combination=run.config.combination))) for group in groups]
+    return [(group, (one,)) for group, (one,) in scored if one is not None and one >= least_reward]
 
 
 def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
     # By the run's own key or words. The store leaves out runs whose group is held out under another run's key.
-    scenario = grouping.given_scenario(run)
-    if scenario is None and run.calls:
-        scenario = grouping.task_key(grouping.task_of(run.calls[0], across=config.across)), "same_task"
-    return scenario is not None and grouping.is_held_out(scenario[0], config.holdout_share)
+    given = grouping.given_scenario(run)
+    if given is None and not run.calls:
+        return False
+    key = given[0] if given else grouping.task_key(grouping.task_of(run.calls[0], across=config.across))
+    return grouping.is_held_out(key, config.holdout_share)
 
 
 def rehearsal_rows(run: Cycle, champion: Policy) -> tuple[tuple[training.Row, ...], tuple[str, ...], JSON]:
     """Return earlier successes of the same model, which an update imitates so that they are not forgotten.
 
-    The result has three parts: the rows of runs with a reward of at least `rehearse_from`, newest first; the ids of
-    these runs; and metrics (the number of rows, and why other runs were left out). All are empty if `rehearse_from` is
-    not set.
+    These are the rows of runs with a reward of at least `rehearse_from`, newest first; the ids of these runs; and
+    metrics, which tell why other runs were left out.
     """
     config = run.config.train
     if config.rehearse_from is None:
@@ -160,25 +152,15 @@ def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str
 
 @dataclass(frozen=True, slots=True)
 class BaseText:
-    """A base model's tokenizer and chat template, and how well they reproduce the recorded tokens.
+    """A base model's tokenizer and chat template, and how well they reproduce the recorded tokens."""
 
-    Attributes:
-        tokenizer: a tokenizer of transformers; `None` if the base has none with a chat template.
-        why_not: why there is no tokenizer; `None` if there is one.
-        found: the differences between recorded tokens and the tokens that the template gives.
-    """
-
-    tokenizer: Any
+    tokenizer: Any  # of transformers; `None` if the base has none with a chat template
     family: training.Family
-    why_not: str | None = None
-    found: training.RoundTrips | None = None
+    why_not: str | None = None  # why there is no tokenizer
+    found: training.RoundTrips | None = None  # how recorded tokens differ from those that the template gives
 
     def renderer(self) -> training.Renderer:
-        """Return a renderer that makes the same prompts as the engine that served the recorded calls.
-
-        Raises:
-            ConfigError: the base has no tokenizer with a chat template.
-        """
+        """Return a renderer that makes the same prompts as the engine; a `ConfigError` if the base has no template."""
         if self.tokenizer is None or self.found is None:
             raise ConfigError(
                 f"what upstream or people said cannot be learned: {self.why_not}; put the tokenizer beside the base's "

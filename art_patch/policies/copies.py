@@ -54,16 +54,13 @@ class Merged:
     """Facts about a merged model that `write_merged` wrote.
 
     Attributes:
-        dtype: Precision of the merged weights, such as "bfloat16".
         gap_nats: Largest difference between the merged model's and the trainer's log-probability of a probe token;
             `None` if the policy has no probe.
-        left_out: Names of tensors in the base's files that are missing in the merged model, because transformers does
-            not load them.
     """
 
-    dtype: str
+    dtype: str  # of the merged weights, such as "bfloat16"
     gap_nats: float | None
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # tensors of the base's files that are not in the merged model: transformers skips them
 
 
 def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str | None) -> None:
@@ -183,30 +180,18 @@ def _left_out(adapter: ValidatedAdapter, base: BaseModel, directory: Path) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Facts about a copy of a policy, from which its model card is written.
-
-    Attributes:
-        policy: The ledger's record of the policy.
-        adapter_sha256: Hex sha256 of the file with the LoRA's weights.
-        rank: LoRA rank, the same for every layer.
-        merged_dtype: Precision of the merged weights; `None` if the copy is the LoRA alone.
-        base_id: Hub id of the base model; `None` if it is not known.
-        license: The hub's identifier of a licence, such as "apache-2.0"; `None` if the user gave none.
-    """
+    """Facts about a copy of a policy, from which its model card is written."""
 
     policy: Policy
-    adapter_sha256: str
+    adapter_sha256: str  # of the file with the LoRA's weights, as hex digits
     rank: int
-    merged_dtype: str | None = None
-    base_id: str | None = None
-    license: str | None = None
+    merged_dtype: str | None = None  # precision of the merged weights; `None` if the copy is the LoRA alone
+    base_id: str | None = None  # on the hub
+    license: str | None = None  # the hub's identifier of it, such as "apache-2.0", if the user gave one
 
 
 def hub_id_of(base: str) -> str | None:
-    """Returns the hub id `ORG/NAME` of a base model from its directory in the Hugging Face cache.
-
-    Returns `None` for a directory outside such a cache, because its path does not tell the id.
-    """
+    """Returns the hub id `ORG/NAME` of a base model from its directory in the Hugging Face cache, else `None`."""
     # The cache's layout: .../models--ORG--NAME/snapshots/COMMIT
     parts = PurePath(base).parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):

@@ -100,26 +100,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedAdapter:
-    """An adapter that passed `validate_adapter`, with the bytes that were checked.
+    """An adapter that passed `validate_adapter`, with the bytes that were checked."""
 
-    Attributes:
-        name: Name of the policy, `NAME@STEP`.
-        directory: The adapter's directory, with all symbolic links resolved.
-        rank: LoRA rank, the same for every module.
-        config: Parsed content of `adapter_config.json`.
-        weights: The bytes of `adapter_model.safetensors`, unparsed.
-        modules: Names of the base model's linear layers that the LoRA changes, sorted.
-        sha256: Hex sha256 digest of `weights`.
-        probe: The trainer's log-probabilities of a few tokens; `None` if the manifest has none.
-    """
-
-    name: str
-    directory: Path
-    rank: int
-    config: dict[str, Any]
-    weights: bytes = field(repr=False)
-    modules: tuple[str, ...] = field(repr=False)
-    sha256: str
+    name: str  # of the policy, NAME@STEP
+    directory: Path  # with all symbolic links resolved
+    rank: int  # the same for every module
+    config: dict[str, Any]  # parsed content of `adapter_config.json`
+    weights: bytes = field(repr=False)  # content of `adapter_model.safetensors`
+    modules: tuple[str, ...] = field(repr=False)  # the base model's linear layers that the LoRA changes, sorted
+    sha256: str  # of `weights`, as hex digits
     probe: Probe | None = field(default=None, repr=False)
 
     @property

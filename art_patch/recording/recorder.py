@@ -117,10 +117,7 @@ class Recorder:
     # What the app's threads call.
 
     def put(self, item: Exchange | Record, size: int) -> bool:
-        """Queue an item of `size` bytes.
-
-        Return false if it is dropped because the queue is full or belongs to another process.
-        """
+        """Queue an item of `size` bytes; return false if the queue is full or belongs to another process."""
         if isinstance(item, Exchange) and item.generation != self.generation:
             return False  # the call began before the fork, so the parent records it
         with self._lock:
@@ -158,12 +155,11 @@ class Recorder:
             self._thread = thread = NativeThread(self._run, "art_patch-recorder")
             try:
                 thread.start()
-            except RuntimeError as error:  # too many threads, or the interpreter is going down
+            except BaseException as error:
                 self._thread = None
+                if not isinstance(error, RuntimeError):  # too many threads, or the interpreter is going down
+                    raise
                 faults.trouble("recording.thread", error)
-            except BaseException:
-                self._thread = None
-                raise
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
@@ -182,10 +178,7 @@ class Recorder:
         return marker
 
     def stop(self, timeout_s: float) -> bool:
-        """Write the queued records and end the thread; return false if writing takes longer than `timeout_s`.
-
-        A later `put()` starts the thread again.
-        """
+        """Write the queued records and end the thread, until the next `put()`; return false if that takes too long."""
         deadline = time.monotonic() + timeout_s
         done = self.flush(timeout_s)
         thread = self._thread
@@ -223,8 +216,8 @@ class Recorder:
     def end(self, deadline: float, latest: float) -> float:
         """Write the queued records before the process ends, and report on stderr those that were lost.
 
-        Waiting ends at the monotonic time `deadline`. Each progress (`steps`) moves this deadline, but never beyond
-        `latest`. Returns the moved deadline, for the next recorder of the process.
+        Waiting ends at the monotonic time `deadline`, which each progress (`steps`) moves, but never beyond `latest`.
+        Returns the moved deadline, for the next recorder of the process.
         """
         if self._bytes and not self._gave_up:
             marker, steps = self._ask_to_write(), self.steps
