@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
@@ -55,7 +56,6 @@ def retrain(
     Args:
         adapters: directory of the published policies; its parent is the project's directory.
         who: the person or job that the ledger records.
-        now: when the cycle begins, seconds since the epoch.
         clock: a clock in seconds with any origin, which measures `max_minutes`.
 
     Raises:
@@ -151,8 +151,7 @@ def _why_not_idle(run: Cycle) -> str | None:
 def _look_after_challenger(run: Cycle, challenger: Policy, limit: _TimeLimit) -> CycleReport:
     """Decide on the challenger if its test allows it; else judge the traffic of both policies and decide again.
 
-    Nothing is trained meanwhile: a new candidate would be compared with a champion that may be replaced soon. The
-    groups that are judged here are trained on later.
+    Nothing is trained meanwhile: a new candidate would be compared with a champion that may be replaced soon.
     """
     # The first look ignores the time limit of the test, because the scores that come next may still decide it. It can
     # reject a bad challenger at once, before the judge is asked.
@@ -176,10 +175,7 @@ def _look_after_challenger(run: Cycle, challenger: Policy, limit: _TimeLimit) ->
 
 
 def _judge_both(run: Cycle, limit: _TimeLimit, seen: promote_policy.WatchReport) -> str | None:
-    """Group and score the traffic of champion and challenger; return the reason if that was not done, or not whole.
-
-    A project whose users give no feedback has only these scores, errors and latency to compare the two by.
-    """
+    """Group and score the traffic of champion and challenger; return the reason if that was not done, or not whole."""
     # No user sees a shadow's answers, so they have no siblings in the traffic that a judge could compare.
     if seen.state == "shadow":
         return None
@@ -199,8 +195,7 @@ class _OutOfTime(Exception):
     """`max_minutes` are over, so no further unit of work begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeLimit:
+class _TimeLimit(NamedTuple):
     """A progress callback that ends the cycle between two units of work once `max_minutes` are over."""
 
     progress: Progress

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -36,27 +36,20 @@ class CycleReport:
         outcome: how the cycle ended. `canary`: a policy is now under test on the app's traffic. `waits for approval`:
             the candidate won, and a person decides. `out of time`, `not idle`: the remaining steps are left to the next
             cycle. `failed` appears in report files only, because the cycle raised an error instead of returning.
-        champion: the policy that serves when the cycle ends.
-        candidate: the policy that this cycle trained or tested, if any.
-        metrics: the metrics of every step that ran, by the step's name.
     """
 
     outcome: Outcome
     reason: str
-    champion: str | None
-    candidate: str | None = None
-    metrics: JSON = field(default_factory=dict[str, Any])
+    champion: str | None  # which serves when the cycle ends
+    candidate: str | None = None  # which this cycle trained or tested, if any
+    metrics: JSON = field(default_factory=dict[str, Any])  # of every step that ran, by the step's name
 
 
 def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
     """Write the report to the project's directory as JSON and Markdown; delete reports beyond the newest `KEPT`.
 
-    Args:
-        who: the person or job that started the cycle.
-        began_at: when the cycle began, seconds since the epoch.
-
-    Returns:
-        The path of the JSON file. `None` if it could not be written: this does not fail the cycle, whose work is done.
+    Returns the path of the JSON file. `None` if it could not be written: this does not fail the cycle, whose work is
+    done.
     """
     folder = directory / "cycles"
     # The time sorts the files; the end of an id keeps two cycles of one second apart.
@@ -98,25 +91,26 @@ def to_markdown(facts: JSON) -> str:
         lines.append(f"- the judge cost {sum(known):.4f} USD" + ", as far as known" * (len(known) < len(costs)))
     for stage, values in metrics.items():
         lines += ["", f"## {stage}", ""]
-        if not isinstance(values, dict):
+        if isinstance(values, dict):
+            shown = _shown(cast("dict[str, Any]", values))
+            lines += [f"- {key}: {_one_line(value)}" for key, value in shown if key not in LONG]
+        else:
             lines.append(f"- {_one_line(str(values))}")
-            continue
-        for key, value in cast("dict[str, Any]", values).items():
-            if key not in LONG and value is not None and value != {}:
-                lines.append(f"- {key}: {_one_line(metric(value))}")
     return "\n".join(lines) + "\n"
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
     """Return metrics as one line of text: nested metrics in brackets, empty ones left out."""
-    return ", ".join(f"{key} {metric(value)}" for key, value in metrics.items() if value is not None and value != {})
+    return ", ".join(f"{key} {value}" for key, value in _shown(metrics))
 
 
-def metric(value: Any) -> str:
-    """Return the value of one metric as text for people."""
-    if isinstance(value, dict):
-        return f"({metrics_line(cast('dict[str, Any]', value))})"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _shown(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each metric that has a value."""
+    for key, value in metrics.items():
+        if isinstance(value, dict) and value:
+            yield key, f"({metrics_line(cast('dict[str, Any]', value))})"
+        elif value is not None and value != {}:
+            yield key, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _without_text(metrics: JSON) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
                 failed, reason = failed + 1, str(error)
                 metrics["failed"] += 1
                 if failed >= _GIVE_UP_AFTER and not pace.stopped:
-                    pace.stop()
+                    pace.stopped = True
                     left[f"the engine failed: {reason}"] = len(turns) - done
             else:
                 failed = 0
@@ -88,8 +88,8 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
             try:
                 run.progress("resample", done, len(turns), f"{metrics['groups']} groups")
             except BaseException:
-                # The time is over or the lease is lost. Without `stop` the pool would still ask all waiting turns.
-                pace.stop()
+                # The time is over or the lease is lost. The pool would still ask all waiting turns.
+                pace.stopped = True
                 raise
     result |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
     result |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
@@ -159,16 +159,13 @@ def _keep_group(run: Cycle, turn: grouping.ResampleTurn, alternatives: list[Call
 
 
 class _Pace:
-    """Lets at most `per_minute` threads through in a minute, evenly, until it is stopped."""
+    """Lets at most `per_minute` threads through in a minute, evenly, until `stopped` is set."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._every_s = 60 / per_minute if per_minute else 0.0
         self._next = time.monotonic()
         self._lock = Lock()
         self.stopped = False
-
-    def stop(self) -> None:
-        self.stopped = True
 
     def wait(self) -> bool:
         """Block until it is this thread's turn; return `False` if the pace was stopped."""
@@ -195,18 +192,14 @@ def answer_again(
             their prompts are not compared.
         EngineError: the engine did not answer, or answered with an error.
     """
-    body: dict[str, Any] = {"model": policy, "messages": list(call.messages), "n": samples, "logprobs": True}
     # Of the recorded parameters only those that limit an answer's length or change how its prompt is rendered.
-    body |= {name: call.params[name] for name in (*_LIMITS, *_RENDERING) if name in call.params}
-    if temperature is not None:
-        body["temperature"] = temperature
-    if call.tools:
-        body["tools"] = list(call.tools)
-    if priority:
-        body["priority"] = priority
+    body = {name: call.params[name] for name in (*_LIMITS, *_RENDERING) if name in call.params}
+    given = {"temperature": temperature, "tools": list(call.tools) or None, "priority": priority or None}
+    body |= {name: value for name, value in given.items() if value is not None}
     started = time.monotonic()
     # The ids of the prompt and of the answer: without them nothing could be trained on or compared to the token.
-    answer = engine.chat(**body, return_token_ids=True)
+    body |= {"n": samples, "logprobs": True, "return_token_ids": True}
+    answer = engine.chat(model=policy, messages=list(call.messages), **body)
     prompt = tuple(answer["prompt_token_ids"])
     if call.prompt_token_ids is not None and prompt != call.prompt_token_ids:
         raise OtherPrompt(

@@ -55,7 +55,6 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
 
     Raises:
         TrainingError: the update failed; nothing was published.
-        ConfigError: this machine cannot train with this configuration.
     """
     if (job := _unfinished_job(run, champion)) is not None:
         run.metrics["train"] = {**job.metrics, "resumed": True}
@@ -177,14 +176,9 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy) -> bool:
 def make_job(
     run: Cycle, champion: Policy, groups: Sequence[Group], target: Path, *, evaluation: Sequence[Group] = ()
 ) -> training.TrainJob | None:
-    """Return all inputs of an update (model, rows, settings); `None` if there is nothing to learn.
+    """Return all inputs of an update that publishes `target`; `None` if there is nothing to learn.
 
-    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them. If
-    the update also has demonstrations or pairs, these groups stay in it, because they may have given some of them.
-
-    Args:
-        target: directory in which the new policy will be published.
-        evaluation: groups that the update measures itself on and never trains on.
+    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them.
     """
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
@@ -194,7 +188,7 @@ def make_job(
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given_rows(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
     rehearsal, of_rehearsal, rehearsal_metrics = rehearsal_rows(run, champion)
-    evaluated = _evaluated(run, champion, evaluation)
+    evaluated = [] if config.eval_steps is None else _evaluated(run, champion, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
     run.metrics["train"] = {
@@ -212,8 +206,8 @@ def make_job(
         for key, (state, reason) in put_aside.items():
             run.store.ledger.set_groups([key], state, reason=reason)
         found = [group for group in found if group.id not in put_aside]
-    if not found and not also.demonstrations and not also.pairs:
-        return None
+        if not found:
+            return None
     return training.TrainJob(
         base=champion.base,
         base_sha256=champion.base_sha256,
@@ -282,11 +276,8 @@ def _rows(trajectory: Trajectory, champion: Policy, config: training.TrainConfig
 
 def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[training.TrainGroup, str]]:
     """Return the groups for the evaluation, each with the reason why it cannot be used, or an empty text."""
-    config = run.config.train
-    if config.eval_steps is None:
-        return []
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
-    made = _made(groups, rewards_of_groups, champion, config)
+    made = _made(groups, rewards_of_groups, champion, run.config.train)
     return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 

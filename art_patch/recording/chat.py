@@ -127,14 +127,11 @@ def _add_part(choices: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
         choice["finish_reason"] = part["finish_reason"]
     if isinstance(part.get("token_ids"), list):
         choice.setdefault("token_ids", []).extend(part["token_ids"])
-    logprobs = part.get("logprobs")
-    if isinstance(logprobs, dict) and isinstance(cast(dict[str, Any], logprobs).get("content"), list):
-        choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs["content"])
-    delta = part.get("delta")
-    if not isinstance(delta, dict):
-        return
+    logprobs = as_object(part.get("logprobs")).get("content")
+    if isinstance(logprobs, list):
+        choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs)
     message, pieces = choice["message"], choice["pieces"]
-    for key, value in cast(dict[str, Any], delta).items():
+    for key, value in as_object(part.get("delta")).items():
         if value is None or key == "role":
             continue
         if key == "tool_calls":
@@ -210,10 +207,8 @@ def _choice(position: int, item: dict[str, Any]) -> Choice:
 
 def _logprobs(value: Any) -> tuple[float, ...] | None:
     content = as_object(value).get("content")
-    if not isinstance(content, list):
-        return None
-    numbers = [as_object(item).get("logprob") for item in cast(list[Any], content)]
-    if not all(isinstance(number, int | float) for number in numbers):
+    numbers = [as_object(item).get("logprob") for item in as_list(content)]
+    if not isinstance(content, list) or not all(isinstance(number, int | float) for number in numbers):
         return None
     return tuple(float(cast(float, number)) for number in numbers)
 

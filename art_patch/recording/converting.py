@@ -36,11 +36,7 @@ class Converter:
     """Turns queue items into records. It remembers for which trajectories it has made a record already."""
 
     def __init__(self, *, sample_rate: float = 1.0, redact: Redact = None, on_shadow: OnShadow | None = None) -> None:
-        """Start without any trajectory remembered.
-
-        `on_shadow` is called with each answered call of which policies get a copy in the background, before the call is
-        redacted.
-        """
+        """Call `on_shadow` with each answered call of which policies get a copy, before the call is redacted."""
         self._sample_rate = sample_rate
         self._redact = Redactor(redact) if redact is not None else None
         self._on_shadow = on_shadow
@@ -48,10 +44,7 @@ class Converter:
         self._stitcher = Stitcher()
 
     def convert(self, item: Exchange | Record) -> list[Record]:
-        """Return the records of one item; an empty list if the item is not to be stored.
-
-        Raise `Unstorable` if the app's `redact` function failed.
-        """
+        """Return the records of one item, which may be none; raise `Unstorable` if the app's `redact` failed."""
         if isinstance(item, AppReport):
             return [item]
         if isinstance(item, Exchange):

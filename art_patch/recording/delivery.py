@@ -65,9 +65,7 @@ class Delivery:
 
     def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
-        written: list[Sized] = []
-        poison: list[Sized] = []
-        failed: list[list[Sized]] = []
+        written, poison, failed = list[Sized](), list[Sized](), list[list[Sized]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
             try:
@@ -101,8 +99,7 @@ class Delivery:
     def close(self) -> None:
         """Close the sink. The next attempt opens it again."""
         sink, self.sink = self.sink, None
-        close = getattr(sink, "close", None)
-        if close is not None:
+        if (close := getattr(sink, "close", None)) is not None:
             close()
 
     def _write(self, batch: list[Sized]) -> bool:

@@ -149,18 +149,14 @@ def _write_when_pools_end(recorder: ProcessRecorder) -> None:
     celery: Any = sys.modules.get("celery.signals")
     if celery is not None:
         # Celery's children end by `os._exit` without running finalisers; this signal is all that they send.
-        celery.worker_process_shutdown.connect(_celery_child_ends, weak=False, dispatch_uid="art_patch")
-
-
-def _celery_child_ends(**_: object) -> None:
-    _at_exit()
+        celery.worker_process_shutdown.connect(_at_exit, weak=False, dispatch_uid="art_patch")
 
 
 def _finalise_with(pool: Any, _: ProcessRecorder) -> None:
     pool.Finalize(None, _at_exit, exitpriority=0)
 
 
-def _at_exit() -> None:
+def _at_exit(**_: object) -> None:  # Celery passes arguments
     now = time.monotonic()
     deadline, latest = now + EXIT_DEADLINE_S, now + EXIT_AT_MOST_S
     # All recorders share one deadline: a process with two stores that hang still ends in time.

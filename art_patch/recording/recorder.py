@@ -66,7 +66,7 @@ class Recorder:
         settings: Settings,
         *,
         open_sink: Callable[[], Sink] | None = None,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: Callable[[], None] = lambda: None,
         on_shadow: OnShadow | None = None,
     ) -> None:
         """Start with an empty queue and without a thread.
@@ -202,7 +202,7 @@ class Recorder:
 
     @property
     def losses(self) -> str:
-        """Sentences that say how many records were lost and why; empty if none was."""
+        """How many records were lost and why, in sentences; empty if none was."""
         return delivery.sentence(dict(self._lost))
 
     def say_losses(self) -> None:
@@ -373,8 +373,6 @@ class Recorder:
         self._lost.setdefault(cause, Tally()).add(item)
 
     def _tick(self) -> None:
-        if self._on_tick is None:
-            return
         try:
             self._on_tick()
         except Exception as error:

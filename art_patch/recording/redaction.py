@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from art_patch.recording.scrubbing import hide
 from art_patch.settings import Redact
@@ -27,8 +27,6 @@ REDACTED = "it was redacted"
 _CACHED_TEXTS = 2_000
 # An agent sends its whole conversation with each call. With the cache, each text of usual length is looked at once.
 _CACHED_CHARS = 20_000
-
-T = TypeVar("T")
 
 
 class Redactor:
@@ -51,31 +49,28 @@ class Redactor:
             case Call():
                 return self._call(record)
             case TrajectoryInfo():
-                clean = {name: self._any(getattr(record, name)) for name in ("name", "tags", "metadata", "error")}
-                return replace(record, **clean)
+                return replace(record, **self._fields(record, "name", "tags", "metadata", "error"))
             case SpanInfo():
-                clean = {name: self._any(getattr(record, name)) for name in ("name", "attributes", "error")}
-                return replace(record, **clean)
+                return replace(record, **self._fields(record, "name", "attributes", "error"))
             case Score():
-                return replace(record, comment=self._any(record.comment))
+                return replace(record, **self._fields(record, "comment"))
             case Correction():
-                return replace(record, message=self._any(record.message), comment=self._any(record.comment))
+                return replace(record, **self._fields(record, "message", "comment"))
             case _:
                 return record
 
+    def _fields(self, record: Record, *names: str) -> dict[str, Any]:
+        return {name: self._clean(getattr(record, name)) for name in names}
+
     def _call(self, call: Call) -> Call:
-        fields = ("messages", "tools", "params", "error", "fallback")
-        clean: dict[str, Any] = {name: self._any(getattr(call, name)) for name in fields}
-        choices = tuple(replace(choice, message=self._any(choice.message)) for choice in call.choices)
-        if choices == call.choices and all(clean[name] == getattr(call, name) for name in fields):
+        clean = self._fields(call, "messages", "tools", "params", "error", "fallback")
+        choices = tuple(replace(choice, message=self._clean(choice.message)) for choice in call.choices)
+        if choices == call.choices and all(value == getattr(call, name) for name, value in clean.items()):
             return call
         # Token ids spell out the very text that was removed.
         blank = tuple(replace(choice, token_ids=None, logprobs=None) for choice in choices)
         reason = call.untrainable or REDACTED
         return replace(call, **clean, choices=blank, prompt_token_ids=None, untrainable=reason)
-
-    def _any(self, value: T) -> T:
-        return cast(T, self._clean(value))
 
     def _clean(self, value: Any) -> Any:
         if isinstance(value, str):

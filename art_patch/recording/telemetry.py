@@ -80,9 +80,8 @@ class Telemetry:
 
     def close(self) -> None:
         """End all open `invoke_agent` spans, when the recorder stops."""
-        for run in self._runs.values():
-            _end(run)
-        self._runs.clear()
+        while self._runs:
+            _end(self._runs.popitem()[1])
 
     def _remember(self, info: TrajectoryInfo) -> None:
         run = self._runs.setdefault(info.id, _Run(info))
