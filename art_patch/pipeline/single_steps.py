@@ -40,13 +40,11 @@ def evaluate(
 ) -> tuple[str, gate.Verdict]:
     """Compare two policies on held-out scenarios with the gate, without promoting or rejecting any.
 
+    Returns the name of the policy that was compared with, `against` or else the champion, and the verdict:
+    `Verdict.promote` says whether `policy` is better. In its metrics, `candidate` is `policy` and `champion` the other.
+
     Args:
         config: only its parts `gate`, `checks`, `combination` and `replay` are used.
-        against: name of the policy to compare with; default: the champion.
-
-    Returns:
-        The name of the policy that was compared with, and the verdict: `Verdict.promote` says whether `policy` is
-        better. In its metrics, `candidate` is `policy` and `champion` is the other one.
 
     Raises:
         Busy: a cycle or an update is running on this store.

@@ -1,16 +1,15 @@
 """Writes a copy of a policy for other tools: the LoRA alone in PEFT's layout, or base and LoRA merged into one model.
 
-In: an adapter that passed `validate_adapter`, the base model, and the ledger's record of the policy. The copy is made
-from the bytes that were validated; the adapter's files are not read again. Out: files in a directory that the caller
-made, among them a `README.md` (the model card).
+In: an adapter that passed `validate_adapter`, whose files are not read again, the base model, and the ledger's record
+of the policy. Out: files in a directory that the caller made, among them a `README.md` (the model card).
 
 transformers writes the merged model. The base's tokenizer files, chat template and generation config are copied beside
-it unchanged. The merged model is checked before it is returned: it must have no tensor that the base lacks. If the
-trainer stored a probe, it must also compute the trainer's log-probabilities.
+it unchanged. The merged model must have no tensor that the base lacks. If the trainer stored a probe, it must also
+compute the trainer's log-probabilities.
 
-A copy holds no `MANIFEST.json` and no path of this machine. Its model card is written from the ledger's record alone.
-It holds no texts of users, no trajectories, no names of people and none of the reasons that people typed for decisions.
-It states a licence only if the user gave one.
+A copy holds no `MANIFEST.json` and no path of this machine. Its model card is written from the ledger's record alone,
+without texts of users, trajectories, names of people and the reasons that people typed for decisions. It states a
+licence only if the user gave one.
 """
 
 from __future__ import annotations
@@ -74,10 +73,9 @@ def write_adapter(adapter: ValidatedAdapter, directory: Path, *, base_name: str 
 def write_merged(
     adapter: ValidatedAdapter, base: BaseModel, directory: Path, *, dtype: Dtype = "auto", step: Step
 ) -> Merged:
-    """Merges the LoRA into the base model and writes the result as one model into `directory`, which must exist.
+    """Merges the LoRA, which was checked against `base`, into it and writes one model into `directory`.
 
     Args:
-        adapter: An adapter that was checked against `base`.
         dtype: Precision of the written weights; "auto" keeps the base's. The LoRA's update is computed in float32, and
             its sum with the base weight is rounded once. In bfloat16 this rounding loses a part of small updates.
         step: Called after each of four steps with the number of steps done, their total, and what was done last.
@@ -205,10 +203,7 @@ def write_card(copied: Copied, directory: Path) -> None:
 
 
 def model_card(copied: Copied) -> str:
-    """Returns the text of a copy's model card: front matter, base model, licence and measured results.
-
-    The results are those of the gate and of the test beside the champion, as far as the ledger has them.
-    """
+    """Returns the text of a copy's model card, with the results of its gate and its test beside the champion."""
     licence = "Its author has not stated one. The base model's licence holds in any case."
     if copied.license:
         licence = f"`{copied.license}`, as its author says. The base model's licence holds besides."

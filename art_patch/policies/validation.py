@@ -168,7 +168,6 @@ def validate_adapter(
     Args:
         adapters_root: Directory that holds all adapters; no file outside it is read.
         name: `NAME@STEP`, also the name of the adapter's directory.
-        base: The base model that the engine serves.
         max_rank: The largest LoRA rank that the engine was started with.
         max_bytes: Size limit of the weights file.
     """
@@ -346,8 +345,6 @@ def check_probe(
     """Compares a server's log-probabilities with the trainer's and returns the largest difference in nats.
 
     Args:
-        name: Name of the policy, which error messages mention.
-        probe: The trainer's, from the policy's manifest.
         served: The server's log-probabilities of the same tokens with the LoRA.
         base_served: The server's log-probabilities of the same tokens with the base model alone; `None` if the server
             did not compute them.

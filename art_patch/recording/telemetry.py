@@ -1,8 +1,8 @@
 """Makes `gen_ai.*` spans for the app's own OpenTelemetry SDK, from calls that have ended.
 
-While a call runs, only the OpenTelemetry context of its start is kept. The recorder's thread makes the span, with the
-call's start and end times, after the call is parsed and redacted; therefore a call that is not recorded has no span. No
-span is made if the app has no tracer provider, inside OpenTelemetry's `suppress_instrumentation`, or with `otel="off"`.
+While a call runs, only the OpenTelemetry context of its start is kept. The recorder's thread makes the span after the
+call is parsed and redacted; therefore a call that is not recorded has no span. No span is made if the app has no tracer
+provider, inside OpenTelemetry's `suppress_instrumentation`, or with `otel="off"`.
 
 The parent of a call's span is the span that was active when the call started. If none was, the calls of a
 `trajectory()` get a span `invoke_agent NAME` as their parent, so that a run is one trace; this span ends with the
