@@ -13,26 +13,15 @@ class Option:
     """Makes a dataclass field an option: `seed: Annotated[int, Option("Seed of a new LoRA.", least=0)] = 0`.
 
     The option takes its type, its default and, unless `name` is given, its name from the field.
-
-    Attributes:
-        help: text for `--help`. A field of `Settings` leaves it empty; the first sentence of the docstring below the
-            field is then used.
-        name: name of the option without leading dashes, if it differs from the field's name.
-        also: additional names of the option, such as `-n`.
-        off: name of the option that sets a boolean field to false, such as `--public`.
-        least: smallest value that the option accepts.
-        most: largest value that the option accepts.
-        env: name of an environment variable that is read if the option is not given; `True` stands for
-            `ART_PATCH_<NAME>`.
-        metavar: placeholder for the value in `--help`.
     """
 
+    # A field of `Settings` leaves it empty; the first sentence of the docstring below the field is then used.
     help: str = ""
     _: KW_ONLY
-    name: str = ""
-    also: tuple[str, ...] = ()
-    off: str = ""
+    name: str = ""  # without leading dashes, if it differs from the field's name
+    also: tuple[str, ...] = ()  # additional names, such as `-n`
+    off: str = ""  # the option that sets a boolean field to false, such as `--public`
     least: float | None = None
     most: float | None = None
-    env: bool | str = False
-    metavar: str | None = None
+    env: bool | str = False  # the variable that is read if the option is not given; `True`: `ART_PATCH_<NAME>`
+    metavar: str | None = None  # placeholder for the value in `--help`

@@ -26,62 +26,40 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CycleConfig:
-    """All settings of a cycle.
-
-    Attributes:
-        settle_s: a trajectory counts as finished this many seconds after its last call ended.
-        min_group_size: smallest number of siblings in a group.
-        max_group_size: largest number of siblings in a group; the judge ranks them in one request.
-        holdout_share: share of the scenarios that are used by the gate only and never trained on.
-        across: runs with the same words have the same task even if system prompts and tools differ.
-        embed: an embedding model, which puts tasks with different wordings into one group. `None`: only words are
-            compared.
-        min_groups: smallest number of scored groups for an update; fewer groups wait for the next cycle.
-        replay: settings for repeating runs that have no siblings, and held-out runs for the gate. `None`: no run is
-            repeated, because a replay executes the user's code.
-        resample: settings for letting the champion answer recorded turns again, to make siblings. `None`: it answers
-            none.
-        checks: the user's functions that score trajectories.
-        combination: the rule that makes one reward of several scores.
-        defence: limits of the defences against a judge that can be fooled.
-        promotion: what happens to a candidate that passed the gate. `auto`: it becomes champion. `approve`: it waits
-            for a person's decision. `canary`: it is tested on `canary_percent` % of the app's sessions, until the test
-            that `canary` configures ends.
-        max_minutes: after this time no new unit of work begins; finished work is kept. A whole gate is one unit,
-            because half of a gate has no result.
-        idle_minutes: the cycle does nothing if apps made calls within this many minutes. `None`: the cycle runs anyway.
-        keep_days: when the cycle ends, delete trajectories whose newest call is older than this many days. `None`: no
-            limit.
-        keep_trajectories: when the cycle ends, delete all but this many of the newest trajectories. `None`: no limit.
-    """
+    """All settings of a cycle. `keep_days` and `keep_trajectories`: what is deleted when the cycle ends."""
 
     # A sub-agent or a tool may take that long before the next call.
     settle_s: Annotated[float, Option(help="Seconds without a call after which a trajectory counts as finished.")] = (
         60.0
     )
-    min_group_size: int = 4
-    max_group_size: int = 16
-    holdout_share: float = 0.2
-    across: bool = False
-    embed: grouping.Embed | None = None
+    min_group_size: int = 4  # siblings
+    max_group_size: int = 16  # siblings, which the judge ranks in one request
+    holdout_share: float = 0.2  # of the scenarios: for the gate only, never trained on
+    across: bool = False  # runs with the same words have the same task even if system prompts and tools differ
+    embed: grouping.Embed | None = None  # puts tasks with different wordings into one group; `None`: words decide
+    # With fewer groups, the update waits for the next cycle.
     min_groups: Annotated[int, Option(help="Smallest number of scored groups to train on.")] = 4
+    # Of runs without siblings, and of held-out runs for the gate. Off, because a replay executes the user's code.
     replay: grouping.ReplayConfig | None = None
-    resample: grouping.ResampleConfig | None = None
-    checks: Sequence[rewards.Check] = ()
-    combination: rewards.Combination = rewards.RULER
-    defence: rewards.DefenceConfig = field(default_factory=rewards.DefenceConfig)
+    resample: grouping.ResampleConfig | None = None  # the champion answers recorded turns again, to make siblings
+    checks: Sequence[rewards.Check] = ()  # the user's functions that score trajectories
+    combination: rewards.Combination = rewards.RULER  # makes one reward of several scores
+    defence: rewards.DefenceConfig = field(default_factory=rewards.DefenceConfig)  # against a judge that is fooled
     train: training.TrainConfig = field(default_factory=training.TrainConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    # A candidate that passed the gate becomes champion (`auto`), waits for a person's decision (`approve`), or is
+    # tested on `canary_percent` % of the app's sessions, until the test that `canary` configures ends.
     promotion: Literal["auto", "approve", "canary"] = "auto"
     canary_percent: float = 5.0
     canary: CanaryConfig = field(default_factory=CanaryConfig)
+    # Finished work is kept. A whole gate is one piece of work, because half of a gate has no result.
     max_minutes: Annotated[
         float | None,
         Option(least=1, env=True, help="Begin no new piece of work after so many minutes. The next cycle continues."),
     ] = None
-    idle_minutes: float | None = None
-    keep_days: float | None = None
-    keep_trajectories: int | None = None
+    idle_minutes: float | None = None  # nothing is done if apps made calls within so many minutes
+    keep_days: float | None = None  # delete trajectories whose newest call is older
+    keep_trajectories: int | None = None  # delete all but so many of the newest
 
 
 # `art-patch score` has no engine, so grouping and scoring take a `Run`. A `Cycle` is one, too.

@@ -166,16 +166,12 @@ def _reason(verdict: gate.Verdict, held_out: gate.HeldOut) -> str:
 class Scored:
     """The scores of candidate and champion in one gate.
 
-    Attributes:
-        judged: both policies' scores for each turn. A repeated scenario counts as one turn.
-        reports: the judge's reports, one for each order.
-        largest: rewards of repeated runs are divided by this number, the largest of them, so that they fit the judge's
-            scale; 1 if no reward is larger.
+    Rewards of repeated runs are divided by `largest`, the largest of them, so that they fit the judge's scale.
     """
 
-    judged: gate.Judged
-    reports: tuple[rewards.JudgeReport, ...]
-    largest: float
+    judged: gate.Judged  # for each turn; a repeated scenario counts as one
+    reports: tuple[rewards.JudgeReport, ...]  # one for each order
+    largest: float  # 1 if no reward is larger
 
 
 def judge_both(
@@ -184,7 +180,6 @@ def judge_both(
     """Let the judge rank the answers, and the runs without a reward of their own; average its scores over the orders.
 
     Args:
-        turns: both policies' answers to recorded turns.
         repeated: scenarios of which both policies repeated a whole run.
         checked: scores that the user's checks gave to these runs.
 

@@ -36,12 +36,9 @@ class ServingUpkeep:
     def __init__(
         self, ledger: Ledger, engine: serving.EngineClient, address: str, take: Callable[[Route], bool]
     ) -> None:
-        """Keep the arguments; nothing is asked yet.
+        """Keep what belongs to this server: a client of it, and the address at which apps reach it.
 
-        Args:
-            engine: a client of this server.
-            address: the address at which apps reach this server.
-            take: points the route to this server if the route is still the given one; returns whether it did.
+        `take` points the route to this server if the route is still the given one, and returns whether it did.
         """
         self._ledger, self._engine, self._address, self._take = ledger, engine, address, take
         self._retry_at: dict[str, float] = {}

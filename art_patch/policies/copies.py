@@ -50,15 +50,10 @@ def is_ours(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Facts about a merged model that `write_merged` wrote.
-
-    Attributes:
-        gap_nats: Largest difference between the merged model's and the trainer's log-probability of a probe token;
-            `None` if the policy has no probe.
-    """
+    """Facts about a merged model that `write_merged` wrote."""
 
     dtype: str  # of the merged weights, such as "bfloat16"
-    gap_nats: float | None
+    gap_nats: float | None  # the probe's largest difference from the trainer's log-probabilities, if there is a probe
     left_out: tuple[str, ...]  # tensors of the base's files that are not in the merged model: transformers skips them
 
 

@@ -59,9 +59,7 @@ class Hub:
     def open_repository(self, name: str, *, private: bool, update: bool) -> Repository:
         """Creates the repository `name` (`OWNER/NAME`), or with `update` looks up the existing one.
 
-        Args:
-            private: Whether a new repository is private. The visibility of an existing repository is not changed.
-            update: If true, the repository must exist already. If false, it must not exist.
+        `private` is the visibility of a new repository; that of an existing one is not changed.
 
         Raises:
             HubError: The repository exists without `update`, is missing with `update`, or the hub refuses the request.
