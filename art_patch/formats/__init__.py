@@ -15,7 +15,7 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.formats.complete import Bundle, encode, indexed
     from art_patch.formats.conversation import Unusable, corrected, right_and_wrong
-    from art_patch.formats.files import COLUMNS, STREAM, is_parquet, reading, writing
+    from art_patch.formats.files import COLUMNS, STREAM, reading, writing
     from art_patch.formats.foreign import ImportFormat, bundles_of
     from art_patch.formats.rows import chat_row, correction_row, grpo_row, preference_rows, sft_prompt_rows, sft_row
 else:
@@ -24,7 +24,7 @@ else:
         {
             "complete": "Bundle encode indexed",
             "conversation": "Unusable corrected right_and_wrong",
-            "files": "COLUMNS STREAM is_parquet reading writing",
+            "files": "COLUMNS STREAM reading writing",
             "foreign": "ImportFormat bundles_of",
             "rows": "chat_row correction_row grpo_row preference_rows sft_prompt_rows sft_row",
         },

@@ -102,10 +102,12 @@ def openai_message(message: JSON) -> dict[str, Any]:
     if clean["role"] != "assistant":
         clean.setdefault("content", "")  # only an answer may be without content
     if calls := clean.pop("tool_calls", None):
-        clean["tool_calls"] = [_without_nulls(call) for call in calls]
+        clean["tool_calls"] = [without_nulls(call) for call in calls]
     if clean["role"] == "assistant" and not (clean.get("content") or calls or clean.get("refusal")):
         raise Unusable("an answer is empty")
-    _check_media(clean.get("content"))
+    # Only a part of a content can be media. A plain text that looks like such a hash was written by a person.
+    if not isinstance(content := clean.get("content"), str | None) and _HASHED_MEDIA.search(json.dumps(content)):
+        raise Unusable("an image, audio or file was recorded as its hash only")
     return clean
 
 
@@ -131,9 +133,11 @@ def trl_message(message: JSON) -> dict[str, Any]:
     return shown
 
 
-def openai_tool(tool: JSON) -> dict[str, Any]:
-    """Return the definition of a tool without the nulls that some clients add."""
-    return _without_nulls(tool)
+def without_nulls(value: Any) -> Any:
+    """Return an object without the nulls that some clients add; what is in lists stays as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: without_nulls(item) for key, item in cast("JSON", value).items() if item is not None}
 
 
 def writable(row: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def _call_with_object(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise Unusable("a tool call is not a function's")
-    clean = _without_nulls(cast("JSON", call))
+    clean = without_nulls(call)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -178,23 +182,6 @@ def _text(content: Any) -> str:
             raise Unusable("it holds an image, audio or file")
         parts.append(text)
     return "\n".join(parts)
-
-
-def _check_media(content: Any) -> None:
-    # Only a part of a content can be media. A plain text that looks like such a hash was written by a person.
-    if not isinstance(content, str | None) and _HASHED_MEDIA.search(json.dumps(content)):
-        raise Unusable("an image, audio or file was recorded as its hash only")
-
-
-def _without_nulls(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return value
-    pairs = cast("JSON", value)
-    return {
-        key: _without_nulls(item) if isinstance(item, Mapping) else item
-        for key, item in pairs.items()
-        if item is not None
-    }
 
 
 def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:

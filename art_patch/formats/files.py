@@ -56,11 +56,6 @@ Write = Callable[[Row], None]
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
 
-def is_parquet(path: str, asked: bool) -> bool:
-    """Return whether the file is Parquet: the user `asked` for it, or the file's name ends in `.parquet`."""
-    return asked or path.endswith(".parquet")
-
-
 @contextmanager
 def writing(
     path: str, columns: Mapping[str, Kind] | None, *, parquet: bool = False, force: bool = False

@@ -139,4 +139,4 @@ def _trl(messages: Sequence[JSON]) -> list[dict[str, Any]]:
 
 
 def _tools(tools: Sequence[JSON]) -> Row:
-    return {"tools": [conversation.openai_tool(tool) for tool in tools]} if tools else {}
+    return {"tools": [conversation.without_nulls(tool) for tool in tools]} if tools else {}

@@ -72,23 +72,26 @@ class _Gathering:
         self._sums: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
 
-    def add(self, trajectory: Trajectory) -> None:
-        tokens = [sampled_tokens(choice) for choice in trajectory.choices()]
-        known = [count for count in tokens if count is not None]
-        if known and len(known) == len(tokens):  # a sum over some of its choices would look like a short rollout
-            trajectory.metrics["completion_tokens"] = sum(known)
-        for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] += 1
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count the trajectories of one rollout."""
+        for trajectory in trajectories:
+            tokens = [sampled_tokens(choice) for choice in trajectory.choices()]
+            known = [count for count in tokens if count is not None]
+            if known and len(known) == len(tokens):  # a sum over some of its choices would look like a short rollout
+                trajectory.metrics["completion_tokens"] = sum(known)
+            for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
+                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._counts[name] += 1
+        self._advance()
 
     def failed(self, error: BaseException) -> None:
         """Count an exception; raise it if too many have raised, or if it ends the program (`KeyboardInterrupt`)."""
         self._exceptions += 1
         if not isinstance(error, Exception) or self._exceptions > self._allowed:
             raise error
+        self._advance()
 
-    def advance(self) -> None:
-        """Show one more rollout and the means so far."""
+    def _advance(self) -> None:
         shown = [(name, total / self._counts[name]) for name, total in self._sums.items()][: self._max_metrics]
         if self._exceptions:
             shown.append(("exceptions", float(self._exceptions)))
@@ -129,22 +132,19 @@ async def run_all(rollouts: Sequence[Any]) -> list[Any]:
         MADE_HERE.set(made)  # visible in this task only, because each task has its own copy of the context
         try:
             found: Any = await rollout
+        except asyncio.CancelledError:  # the gathering was cancelled; the rollout did not fail
+            raise
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):  # the gathering was cancelled; the rollout did not fail
-                raise
             remember(error, made[-1] if made else None)
             if around is not None:
                 around.failed(error)
-                around.advance()
             elif not isinstance(error, Exception):
                 raise
             return error
         if around is None:
             return found
         whole = [found] if isinstance(found, Trajectory) else list(found)
-        for trajectory in whole:
-            around.add(trajectory)
-        around.advance()
+        around.add(whole)
         return found if isinstance(found, BaseModel) else whole  # a trajectory or a group; else a list of them
 
     return await at_once([one(rollout) for rollout in rollouts])

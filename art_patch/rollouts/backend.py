@@ -83,10 +83,8 @@ class LocalBackend:
     async def register(self, model: Model[Any]) -> None:
         """Open the store of the model's project, and for a `TrainableModel` start its engine or use the one that runs.
 
-        Raises:
-            ConfigError: the name of the model or its project is not allowed; the project serves another model or
-                another base model; or an engine runs already, although options for a new one were given.
-            EngineError: the engine does not start.
+        Raises a `ConfigError` if a name is not allowed, the project serves another model, or an engine runs already
+        although options for a new one were given; an `EngineError` if the engine does not start.
         """
         runtime = self._runtime(model)
         if isinstance(model, TrainableModel):

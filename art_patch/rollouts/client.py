@@ -99,11 +99,9 @@ class ModelClient(AsyncOpenAI):
 
 
 async def _hold(http_client: Any) -> None:
-    """Keep an HTTP client open until its event loop ends, even when the script drops it.
-
-    The garbage collector would close its sockets without telling the loop. A later connection that gets the number of
-    such a socket would then never be woken for its answer.
-    """
+    """Keep an HTTP client open until its event loop ends, even when the script drops it."""
+    # The garbage collector would close its sockets without telling the loop. A later connection that gets the number of
+    # such a socket would then never be woken for its answer.
     if http_client not in _held:
         _held[http_client] = holding = _until_the_loop_ends(http_client)
         await anext(holding)

@@ -41,26 +41,17 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The results of one model in an `Evaluation`.
+    """The results of one model in an `Evaluation`."""
 
-    Attributes:
-        model: the model's name; `NAME@STEP` for a checkpoint.
-        runs: number of runs that finished; `raised` counts those that did not.
-        metrics: metric name -> its mean over scenarios; `reward` is one of the metrics.
-        better_by: mean of this model's reward minus the first model's, over scenarios in which both have a reward;
-            `None` for the first model, and without such a scenario.
-        at_least: 95 % lower bound of that difference; `None` for the first model, and with too few scenarios for a
-            bound.
-        groups: the runs, in one group for each scenario.
-    """
-
-    model: str
-    runs: int
-    raised: int
-    metrics: Mapping[str, Mean]
+    model: str  # its name; `NAME@STEP` for a checkpoint
+    runs: int  # number of runs that finished
+    raised: int  # number of runs that raised an exception
+    metrics: Mapping[str, Mean]  # by name; `reward` is one of them
+    # Mean of this model's reward minus the first model's, over scenarios in which both have a reward, and its 95 %
+    # lower bound. `None` for the first model, and with too few scenarios.
     better_by: float | None = None
     at_least: float | None = None
-    groups: Sequence[TrajectoryGroup] = field(default=(), repr=False)
+    groups: Sequence[TrajectoryGroup] = field(default=(), repr=False)  # the runs, a group for each scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +128,6 @@ class Evaluation:
         Raises:
             ConfigError: matplotlib is not installed, or no model has the metric.
         """
-        path = Path(path)
         bars = [each for each in self.models if metric in each.metrics]
         if not bars:
             raise ConfigError(f"no model has a metric {metric!r}; there are: {', '.join(self._metrics())}")
@@ -162,9 +152,10 @@ class Evaluation:
         _draw_bars(right, bars, metric)
         _quiet(right)
         page.suptitle(title or metric, color=_INK, fontsize=11)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        page.savefig(path, dpi=_DPI)
-        return path
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        page.savefig(target, dpi=_DPI)
+        return target
 
 
 async def evaluate(
@@ -201,11 +192,9 @@ async def evaluate(
         max_exceptions=max_exceptions,
     )
     # All groups ran in one gathering, model after model; here they are cut apart again.
-    first, *others = [
-        (model.name, found[place * len(asked) : (place + 1) * len(asked)]) for place, model in enumerate(models)
-    ]
-    rest = (_evaluated(name, groups, against=first[1]) for name, groups in others)
-    return Evaluation(len(asked), (_evaluated(*first), *rest))
+    first, *others = [found[start : start + len(asked)] for start in range(0, len(found), len(asked))]
+    rest = [_evaluated(name, groups, against=first) for name, groups in zip(names[1:], others, strict=True)]
+    return Evaluation(len(asked), (_evaluated(names[0], first), *rest))
 
 
 def _evaluated(

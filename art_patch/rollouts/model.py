@@ -92,10 +92,7 @@ class Model(BaseModel, Generic[ConfigT]):
         return self._runtime
 
     def openai_client(self) -> ModelClient:
-        """Return the model's own client, an `AsyncOpenAI` that keeps the exact tokens of a trained model's answers.
-
-        On one event loop it is always the same object; each further event loop gets a new one.
-        """
+        """Return the client of this event loop, an `AsyncOpenAI` that keeps the exact tokens of the answers."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # made before the loop in which it will be used
@@ -167,11 +164,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         _internal_config: Any = None,
         **more: Any,
     ) -> None:
-        """Create the model from its fields, given by name; `more` holds the fields of a subclass.
-
-        Raises:
-            ConfigError: `_internal_config` is given, which only OpenPipe ART's own engine understands.
-        """
+        """Create the model from its fields, given by name; `more` holds the fields of a subclass."""
         # `base_model` and `more` are fields of this class and its subclasses, which the parent's signature lacks.
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}
         super().__init__(**fields)
@@ -179,9 +172,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         self._refuse_internal_config()
 
     async def register(self, backend: Backend) -> None:
-        """Register the model with a backend, which starts its engine or uses the one that runs.
-
-        In a new project the base model becomes champion, as step 0.
+        """Register the model with a backend; in a new project the base model becomes champion, as step 0.
 
         Raises:
             ConfigError: the project serves another model or another base model.
@@ -246,9 +237,8 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[str]:
         """Delete the files of all former champions except the best policy, and return the deleted policies' names.
 
-        The base model, the champion and policies that were never champion are kept. The best policy is the one with the
-        highest mean of `best_checkpoint_metric` in the history, among the champion and the former champions. A deleted
-        policy is rejected in the ledger, so that it can never serve or be promoted again.
+        The best policy is the one with the highest mean of `best_checkpoint_metric` in the history, among the champion
+        and the former champions. A deleted policy is rejected in the ledger, so it can never be promoted again.
         """
         return await self.runtime().delete_checkpoints(best_checkpoint_metric)
 

@@ -47,12 +47,9 @@ class ScriptChild(process.Child):
     """A child process that runs a Python module and exchanges JSON objects with the script, one in each line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the child process.
+        """Start the child; its module must end itself when its standard input closes.
 
-        Args:
-            module: name of the Python module to run; it must end itself when its standard input closes.
-            environment: environment variables that are added to those of this process.
-            log: file to which the child's stderr is appended.
+        `environment` is added to the variables of this process; the child's stderr is appended to `log`.
         """
         # -P: files beside the script must not stand in for modules of the same name
         command = [sys.executable, "-P", "-m", module, *arguments]
@@ -78,8 +75,7 @@ class ScriptChild(process.Child):
 class Trainer:
     """The trainer's process of one project: makes one update at a time while the script goes on sending requests.
 
-    The first update starts the process, which is kept for the next updates. If an update is cancelled, the process is
-    ended and only that update is lost; the next update starts a new process.
+    The first update starts the process, which is kept for the next. An update that is cancelled ends it.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
@@ -91,10 +87,9 @@ class Trainer:
     async def update(
         self, groups: Sequence[str], config: TrainConfig, *, who: str, progress: Progress, evaluation: Sequence[str]
     ) -> dict[str, Any]:
-        """Train on groups in the store, evaluate on others, and return the fields of the update's record.
+        """Train on groups with these ids in the store, evaluate on others, and return the update's record as fields.
 
-        `groups` and `evaluation` are ids of groups. An error of the update is raised here, too; if the process ends
-        before it answers, a `TrainingError` is raised.
+        An error of the update is raised here, too; if the process ends before it answers, a `TrainingError`.
         """
         request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}
         try:
@@ -162,8 +157,7 @@ def _requests() -> queue.SimpleQueue[dict[str, Any]]:
     def read() -> None:
         for line in sys.stdin:
             waiting.put(json.loads(line))
-        # `sys.exit` would end this thread alone. An update may be killed at any moment: nothing is published before it
-        # is whole.
+        # `sys.exit` would end this thread alone. An update may be killed: nothing is published before it is whole.
         os._exit(0)
 
     threading.Thread(target=read, name="art-patch-requests", daemon=True).start()

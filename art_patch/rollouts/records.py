@@ -49,8 +49,7 @@ def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> typ
     """Convert a group of a script to a store record with new ids; rollouts that raised are left out.
 
     Args:
-        about: metadata for each trajectory; where keys are equal, the group's metadata wins over it, and the
-            trajectory's over both.
+        about: metadata for each trajectory; the group's metadata wins over it, and the trajectory's over both.
         held_out: true if the group must never be trained on.
         at: time for records that have no time of their own, in seconds since the epoch.
     """

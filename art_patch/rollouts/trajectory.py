@@ -55,11 +55,6 @@ _Said = Annotated[MessagesAndChoices, _by(_read_history)]
 _Tools = Annotated[Tools | None, _by(lambda given: None if given is None else list(given))]
 
 
-def messages_of(history: Iterable[Any]) -> Messages:
-    """Return a history as the messages of a request; each choice becomes the assistant message that it holds."""
-    return [cast(Message, _message(item)) for item in history]
-
-
 def _message(item: Any) -> Mapping[str, Any]:
     message: Any = getattr(item, "message", item)
     if isinstance(message, Mapping):
@@ -69,12 +64,8 @@ def _message(item: Any) -> Mapping[str, Any]:
     plain: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for call in calls
+            {"id": c.id, "type": c.type, "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            for c in calls
         ]
     return plain
 
@@ -86,8 +77,8 @@ class History(BaseModel):
     tools: _Tools = None  # offered in all requests of this conversation
 
     def messages(self) -> Messages:
-        """Return the conversation as messages of a request."""
-        return messages_of(self.messages_and_choices)
+        """Return the conversation as messages of a request; a choice becomes the assistant message that it holds."""
+        return [cast(Message, _message(item)) for item in self.messages_and_choices]
 
 
 class Trajectory(BaseModel):
@@ -122,7 +113,7 @@ class Trajectory(BaseModel):
 
     def messages(self) -> Messages:
         """Return the main conversation as messages of a request."""
-        return messages_of(self.messages_and_choices)
+        return self.histories()[0].messages()
 
     def histories(self) -> list[History]:
         """Return all conversations of the rollout, the main one first."""

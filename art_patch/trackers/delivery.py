@@ -7,7 +7,7 @@ and changed items; after an interruption it sends at most one page again, under 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,21 +57,32 @@ def feed(
     """
     seen = Counter[str]()
     with ExitStack() as stack:
+        # The erasure of a user names all trackers that are noted here.
+        noting = store.transfers.note_export(
+            tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
+        )
         note: ExportNote | None = None
+
+        def send(items: list[Item]) -> None:
+            nonlocal note
+            every = {item.key: item for item in items}  # the last item of a key wins, as it does at the tracker
+            there = {} if again else store.sent.digests(tracker.target, list(every))
+            new = [item for key, item in every.items() if there.get(key) != item.digest]
+            seen.update(written=len(new), already=len(items) - len(new))
+            if runs := [item.trajectory_id for item in new if item.trajectory_id is not None]:
+                note = note or stack.enter_context(noting)
+                note.add(runs)  # before they leave
+            if new:
+                tracker.write(new)
+                # After the write, so that items which the tracker refused are sent again.
+                sent = [SentItem(item.key, item.digest, item.trajectory_id) for item in new]
+                store.sent.add(tracker.target, sent, now=now)
+
         if isinstance(tracker, TraceTracker):
             total = store.browse.count(wanted)
-            # Noted before the first page leaves. The erasure of a user names all trackers that are noted here.
-            noting = store.transfers.note_export(
-                tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
-            )
             for page in pages_of_episodes(store, wanted):
-                items = [item for episode in page for item in tracker.of_episode(episode)]
-                new = _new(store, tracker, items, again)
-                if new:
-                    note = note or stack.enter_context(noting)
-                    note.add(item.trajectory_id for item in new if item.trajectory_id is not None)
-                    _write(store, tracker, new, now)
-                seen.update(episodes=len(page), written=len(new), already=len(items) - len(new))
+                send([item for episode in page for item in tracker.of_episode(episode)])
+                seen.update(episodes=len(page))
                 # More runs than were counted may be there by now.
                 progress("send", min(seen["episodes"], total), total, f"{seen['written']} new")
         policies = [_with_files(policy, adapters) for policy in store.ledger.policies()]
@@ -81,9 +92,7 @@ def feed(
             items += [item for p in policies for item in tracker.of_step(step_of(p, rewards.get(p.name, ())))]
         if isinstance(tracker, TableTracker):
             items += tracker.of_episodes()
-        new = _new(store, tracker, items, again)
-        _write(store, tracker, new, now)
-        seen.update(written=len(new), already=len(items) - len(new))
+        send(items)
     return Feeding(tracker.target, seen["episodes"], len(policies), seen["written"], seen["already"])
 
 
@@ -118,17 +127,3 @@ def _rewards(store: Store) -> dict[str, list[float]]:
             if one.reward is not None and len(one.policies) == 1:
                 found[one.policies[0]].append(one.reward)
     return found
-
-
-def _new(store: Store, tracker: Tracker, items: Iterable[Item], again: bool) -> list[Item]:
-    # The last item of a key wins, as it does at the tracker.
-    every = {item.key: item for item in items}
-    there = {} if again else store.sent.digests(tracker.target, list(every))
-    return [item for key, item in every.items() if there.get(key) != item.digest]
-
-
-def _write(store: Store, tracker: Tracker, items: list[Item], now: float) -> None:
-    if items:
-        tracker.write(items)
-        # After the write, so that items which the tracker refused are sent again.
-        store.sent.add(tracker.target, [SentItem(one.key, one.digest, one.trajectory_id) for one in items], now=now)

@@ -44,13 +44,7 @@ class Langfuse(Otlp):
     keys = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
 
     def __init__(self, base_url: str, *, public_key: str, secret_key: str, service: str, content: bool = False) -> None:
-        """Make the clients with the keys of a project in Langfuse; no connection is opened yet.
-
-        Args:
-            base_url: address of Langfuse, without a path.
-            service: value of the attribute `service.name` of all spans.
-            content: whether texts of people and models are sent.
-        """
+        """Make the clients with the keys of a project in Langfuse, at an address without a path; the rest as `Otlp`."""
         root = base_url.rstrip("/")
         login = base64.b64encode(f"{public_key}:{secret_key}".encode()).decode()
         headers = {"authorization": f"Basic {login}", "x-langfuse-ingestion-version": "4"}

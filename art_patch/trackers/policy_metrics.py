@@ -116,8 +116,7 @@ class Mlflow:
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment
 
         self.target = f"mlflow {without_login(uri)} {experiment}"
-        self._experiment = experiment
-        self._clock = clock
+        self._experiment, self._clock = experiment, clock
         self._client: Any = MlflowClient(tracking_uri=uri)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:

@@ -73,9 +73,6 @@ class Wandb:
             offline: directory for offline runs; default: W&B's mode and settings decide.
             content: whether the table of runs holds the messages of each run's last call.
             weights: whether all files of an adapter are sent, or only its manifest.
-
-        Raises:
-            TrackerError: W&B is switched off by `WANDB_MODE`.
         """
         settings: Any = wandb.setup().settings
         if offline is None:

@@ -80,7 +80,7 @@ def export(
     with project.opened() as (settings, opened):
         combination = rewards.load_combination(settings.reward, criteria=settings.criteria)
         matching = opened.browse.count(chosen)
-        as_parquet = formats.is_parquet(file, form.parquet)
+        as_parquet = form.parquet or file.endswith(".parquet")
         source = _Source(opened, chosen, limit, form, as_parquet, combination)
         columns = formats.COLUMNS["sft-prompt" if (form.format, form.style) == ("sft", "prompt") else form.format]
         total = matching if limit is None else min(matching, limit)

@@ -148,14 +148,9 @@ class PettingZooEnvironment(_InWords):
     """A `pettingzoo` game (AEC API) in which the agent plays one player and a function plays all others.
 
     By default the other players move at random; `same_policy(agent)` lets the agent's own model play them (self-play).
-    Requests for the other players are never trained on. Unless `player` names the agent's player, the seed chooses it,
-    so that each player gets its turn; the episodes of one seed have the same player. The agent's reward for a step is
-    the sum of its player's rewards up to its next turn.
-
-    The game must be turn-based; `pettingzoo.utils.parallel_to_aec` converts a parallel game.
-
-    Attributes:
-        random: random generator for the other players; each episode seeds it with its seed.
+    Requests for the other players are never trained on. The agent's reward for a step is the sum of its player's
+    rewards up to its next turn. The game must be turn-based; `pettingzoo.utils.parallel_to_aec` converts a parallel
+    game. Each episode seeds `random`, the generator for the other players.
     """
 
     def __init__(
@@ -176,7 +171,7 @@ class PettingZooEnvironment(_InWords):
 
         Args:
             make: function that creates the game, such as `env` of the game's module.
-            player: name of the player that the agent plays; without it the seed chooses the player.
+            player: name of the player that the agent plays; without it the seed chooses, so that each gets its turn.
             others: function that chooses the action of another player, by default `random_action`; it is given this
                 environment and that player's observation. A coroutine function runs on the event loop, any other in the
                 game's thread.

@@ -190,12 +190,11 @@ class GRPOTrainer:
     async def collect_episodes(self, seeds: Iterable[int] | None = None) -> list[TrajectoryGroup]:
         """Play episodes, many at the same time, with a progress bar; return a group of `group_size` episodes per seed.
 
-        Args:
-            seeds: seeds for an evaluation; pass the resulting groups to `model.log(groups)`. Without this argument the
-                trainer plays its next training seeds; pass those groups to `update_policy`.
+        If more than `max_exceptions` episodes raise, the last one's exception is raised and the others are cancelled.
 
-        Raises:
-            Exception: more than `max_exceptions` episodes raised; it is the last one's, and the others are cancelled.
+        Args:
+            seeds: seeds for an evaluation, whose groups `model.log` takes. Without this argument the trainer plays its
+                next training seeds, whose groups `update_policy` takes.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
         pool = environments.EnvironmentPool(self._make, self._parallel)
@@ -225,10 +224,9 @@ class GRPOTrainer:
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
-        """Write the counters of the trainer and the name of the champion to a JSON file, and return its path.
+        """Write the trainer's counters and the champion's name to a JSON file, and return its path.
 
-        The file holds no weights. It can be loaded as long as the project's directory exists and `delete_checkpoints`
-        has not deleted the policy.
+        The file holds no weights: the policy must still be in the project when it is loaded.
         """
         champion = await self._model().runtime().champion()
         return write_checkpoint(path, Checkpoint(champion.name, self.updates, self._begun))
@@ -236,11 +234,7 @@ class GRPOTrainer:
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
         """Promote the policy that `save_checkpoint` wrote down, and restore the trainer's counters.
 
-        Raises:
-            ConfigError: the file is not a checkpoint of this model.
-            StoreError: the project has no such policy.
-            TransitionError: the policy was rejected, for example by `delete_checkpoints`.
-            EngineError: the engine cannot serve the policy; the trainer's counters stay as they were.
+        Raises a `ConfigError` if the file is not a checkpoint of this model, else what `LocalBackend.promote` raises.
         """
         model = self._model()
         found = read_checkpoint(path, model=model.name)
