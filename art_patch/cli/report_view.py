@@ -24,12 +24,7 @@ Rows = list[list[str]]
 def as_facts(report: Report) -> dict[str, Any]:
     """Return the report as a dictionary for JSON, with computed sums and differences. Unknown numbers are `None`."""
     facts = asdict(report)
-    money = report.money
-    facts["money"] |= {
-        "spent_usd": money.spent_usd,
-        "saved_usd": money.saved_usd,
-        "saved_if_all_usd": money.saved_if_all_usd,
-    }
+    facts["money"] |= {key: getattr(report.money, key) for key in ("spent_usd", "saved_usd", "saved_if_all_usd")}
     for told, comparison in zip(facts["comparisons"], report.comparisons, strict=True):
         told["difference"] = comparison.difference
     return facts
@@ -98,10 +93,8 @@ def _scores(report: Report) -> Rows:
         if each.low is not None and each.high is not None:
             limits = f"{each.low:+.3f}..{each.high:+.3f}"
         rows.append([_NAMES[each.kind], *means, difference, limits])
-    ours, theirs = (
-        f"{report.unscored[side]:,}" if side in report.unscored else "" for side in ("champion", "upstream")
-    )
-    return [*rows, ["unscored runs", ours, theirs, "", ""]]
+    unscored = [f"{report.unscored[side]:,}" if side in report.unscored else "" for side in ("champion", "upstream")]
+    return [*rows, ["unscored runs", *unscored, "", ""]]
 
 
 def _money(report: Report) -> Rows:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
 from operator import eq
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from art_patch import serving
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ArtPatchError
 from art_patch.types import Route
@@ -23,23 +24,7 @@ _BACK = "restart `art-patch serve`; if that does not mend it, go back: `art-patc
 _ASK = "see what `art-patch serve` says; calls go upstream meanwhile"
 
 
-class Engine(Protocol):
-    """The methods of an engine's client that the checks use."""
-
-    def health(self) -> bool:
-        """Return whether the engine answers a health check."""
-        ...
-
-    def models(self) -> Sequence[str]:
-        """Return the names of the policies that the engine serves."""
-        ...
-
-    def chat(self, **body: Any) -> dict[str, Any]:
-        """Request a chat completion, and return the answer; `body` and answer are JSON in OpenAI's format."""
-        ...
-
-
-Connect = Callable[[str, str | None], Engine]
+Connect = Callable[[str, str | None], "serving.EngineClient"]
 """Address, name of a key file -> a client of the engine."""
 
 
@@ -135,7 +120,7 @@ def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | N
     return _compare(champion, *answers)
 
 
-def _ask(client: Engine, name: str) -> _Answer:
+def _ask(client: serving.EngineClient, name: str) -> _Answer:
     # Temperature 0, so that a difference between the two answers comes from the weights and not from sampling.
     sampling = {"max_tokens": 8, "temperature": 0, "logprobs": True, "return_token_ids": True}
     answer = client.chat(model=name, messages=[{"role": "user", "content": _MESSAGE}], **sampling)

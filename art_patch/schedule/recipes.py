@@ -127,7 +127,6 @@ def _unit_path(path: Path) -> str:
 
 
 def _unit_word(word: str) -> str:
-    """Return one word of a command line, quoted for systemd."""
     if "\n" in word:
         raise ConfigError(f"{word!r} holds a line break, and a unit cannot say that; put it into a file")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")

@@ -100,8 +100,7 @@ def install(
     then: list[str] = []
     if systemd:
         units = recipes.systemd_units(job)
-        begun = write_new(job.variables, text)
-        where = write_units(unit_directory(), units)
+        begun, where = write_new(job.variables, text), write_units(unit_directory(), units)
         then = [
             "systemctl --user daemon-reload",
             f"systemctl --user enable --now {job.unit}.timer",
@@ -190,10 +189,7 @@ def _job(
 
 
 def _checked(options: list[str]) -> tuple[dict[str, Any], set[str]]:
-    """Return what `retrain` reads from these options alone, and all variables that it and the settings know.
-
-    A mistake ends as it does in `retrain` itself: with exit code 2.
-    """
+    """Return what `retrain` reads from these options alone, and all variables that it and the settings know."""
     parser = typer.Typer(add_completion=False)
     parser.command()(retrain)
     command = typer.main.get_command(parser)

@@ -191,7 +191,6 @@ class _Source:
             yield page
 
     def _ids(self) -> Iterator[list[str]]:
-        """Yield the ids of matching trajectories in pages, up to the limit."""
         left, after = math.inf if self.limit is None else self.limit, None
         while found := self.opened.browse.ids(self.filter, after=after, limit=int(min(store.PAGE, left))):
             after, left = found[-1], left - len(found)
@@ -342,7 +341,6 @@ def import_file(
 def _bundles(
     rows: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]], file: str, expected: formats.ImportFormat, now: float
 ) -> Iterator[formats.Bundle]:
-    """Yield the trajectories of the file."""
     for number, (place, row) in enumerate(rows()):
         try:
             # Each row is a little older than the one before, because lists and exports show the newest first.

@@ -324,7 +324,6 @@ def judge_test(
 
 
 def _read(file: str) -> list[rewards.Labelled]:
-    """Return the labelled groups of the whole file."""
     name = "stdin" if file == formats.STREAM else file
     labelled: list[rewards.Labelled] = []
     with formats.reading(file) as rows:

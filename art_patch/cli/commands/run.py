@@ -56,7 +56,6 @@ def run(
 
 
 def _become(words: list[str], settings: dict[str, str]) -> NoReturn:
-    """Replace this process by the program."""
     from art_patch.autostart import environment
 
     sys.stdout.flush()  # the buffer would be lost with this process

@@ -33,15 +33,14 @@ def verify(project: Project) -> None:
     with project.opened() as (_, opened):
         found = opened.verify()
         calls = opened.read.counts()["calls"]
-    if project.answered({"sound": not found, "found": found}):
-        pass
-    elif not found:
-        output.stdout().print(f"sound: nothing is missing, and nothing was altered ({calls} calls)")
-    else:
+    as_json = project.answered({"sound": not found, "found": found})
+    if found and not as_json:
         output.stdout().print("[red]not sound[/]:")
         for line in found:
             output.say(f"  {line}")
         output.say("-> `art-patch store backup` keeps what is readable; then restore a backup that is sound")
+    elif not as_json:
+        output.stdout().print(f"sound: nothing is missing, and nothing was altered ({calls} calls)")
     # After the answer, so that --json prints it in both cases.
     if found:
         raise typer.Exit(StoreError.exit_code)
@@ -124,13 +123,11 @@ def prune(
                 done = run(who=project.actor("store prune"), progress=progress.counts("prune"))
     if project.answered(asdict(done)):
         return
-    if not done.trajectories:
-        output.stdout().print("nothing is that old")
-    else:
-        verb = "would delete" if done.dry_run else "deleted"
-        messages = "" if done.messages is None else f", {done.messages} messages"
-        dead = f"; {done.dead_groups} groups that waited for training are dead" if done.dead_groups else ""
-        output.stdout().print(f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}")
+    verb = "would delete" if done.dry_run else "deleted"
+    messages = "" if done.messages is None else f", {done.messages} messages"
+    dead = f"; {done.dead_groups} groups that waited for training are dead" if done.dead_groups else ""
+    words = f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}"
+    output.stdout().print(words if done.trajectories else "nothing is that old")
 
 
 def seconds(duration: str) -> float:
@@ -259,17 +256,11 @@ def _way_back(serving: str, erasure: store.Erasure, policies: tuple[Policy, ...]
 
 
 def _sentence(erasure: store.Erasure, whose: str) -> str:
-    counts = [
-        (erasure.trajectories, "trajectory", "trajectories"),
-        (erasure.calls, "call", "calls"),
-        # Unknown while other trajectories may share messages with these.
-        (erasure.messages or 0, "message", "messages"),
-        (erasure.scores, "score", "scores"),
-        (erasure.spans, "span", "spans"),
-        (erasure.corrections, "correction", "corrections"),
-        (erasure.judgements, "judgement", "judgements"),
-    ]
-    found = [counted(*each) for each in counts if each[0]]
+    # The number of messages is unknown while other trajectories may share them with these.
+    parts = ("calls", "messages", "scores", "spans", "corrections", "judgements")
+    found = [counted(count, part.removesuffix("s"), part) for part in parts if (count := getattr(erasure, part))]
+    if erasure.trajectories:
+        found.insert(0, counted(erasure.trajectories, "trajectory", "trajectories"))
     return f"{whose}: {output.listed(found, 'nothing left but the end of an erasure that was cut short')}"
 
 

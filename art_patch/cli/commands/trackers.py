@@ -123,7 +123,6 @@ def wandb(
 
 
 def _send(made: Callable[[Settings], trackers.Tracker], name: str, sending: Sending, project: ActingProject) -> None:
-    """Send everything that the tracker does not have yet, and print the result."""
     now = time.time()
     settle, since = (sending.settle, sending.since) if isinstance(sending, SendingRuns) else (0.0, None)
     # A run that goes on is not sent: trackers take each item once and it would stay incomplete there.

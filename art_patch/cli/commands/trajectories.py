@@ -196,10 +196,10 @@ def diff(
     """Show the answers of two policies to the same recorded prompts, side by side, newest first."""
     with project.opened() as (_, opened):
         # Upstream is a party without a policy: its calls have none.
-        for name in (a, b):
-            if name != UPSTREAM and opened.ledger.policy(name) is None:
-                raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
-        count, pairs = opened.answered_by_both(*(None if name == UPSTREAM else name for name in (a, b)), limit=limit)
+        names = [None if name == UPSTREAM else name for name in (a, b)]
+        if missing := [name for name in names if name is not None and opened.ledger.policy(name) is None]:
+            raise StoreError(f"there is no policy {missing[0]!r}; `art-patch policies` lists them")
+        count, pairs = opened.answered_by_both(*names, limit=limit)
     shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
     if project.answered({"a": a, "b": b, "prompts": count, "pairs": shown}):
         return
