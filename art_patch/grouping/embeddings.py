@@ -29,11 +29,7 @@ _BATCH = 256
 def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> Embed:
     """Return a function that gets one vector for each text from an OpenAI-compatible `/v1/embeddings` server.
 
-    Args:
-        base_url: the server's address, which ends in `/v1`.
-        model: name of the embedding model on this server.
-        api_key: sent if the server needs one.
-        timeout_s: time limit for each batch of 256 texts.
+    `base_url` ends in `/v1`, `model` is a name on this server, and `timeout_s` limits each batch of 256 texts.
     """
 
     def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -69,11 +65,8 @@ def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Em
     joins the most similar scenario that has not joined another itself, because similarity does not add up along a
     chain.
 
-    Args:
-        tasks: scenario key -> one of its tasks.
-        counts: scenario key -> number of its runs.
-        embed: returns one vector for each text.
-        similar: least cosine similarity of two tasks that mean the same, 0..1.
+    `tasks` and `counts` have one task of each scenario and the number of its runs, by key. `similar` is the least
+    cosine similarity of two tasks that mean the same, 0..1.
     """
     import numpy as np
 
@@ -89,23 +82,16 @@ def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Em
     found: dict[str, str] = {}
     for keys in blocks.values():
         leaders: list[str] = []
-        places: list[int] = []
         for key in sorted(keys, key=lambda key: (-counts[key], key)) if len(keys) > 1 else ():
-            cosines = vectors[places] @ vectors[row[key]]
+            cosines = vectors[[row[leader] for leader in leaders]] @ vectors[row[key]]
             if leaders and cosines.max() >= similar:
                 found[key] = leaders[int(cosines.argmax())]
             else:
                 leaders.append(key)
-                places.append(row[key])
     return found
 
 
 def _hard(task: Task) -> tuple[str, ...]:
     """Return the words that the model may not judge, sorted."""
-    return tuple(
-        sorted(
-            word.text
-            for word in task.words
-            if not word.loose or word.text in _COUNTING or any(character.isdigit() for character in word.text)
-        )
-    )
+    hard = (w.text for w in task.words if not w.loose or w.text in _COUNTING or any(map(str.isdigit, w.text)))
+    return tuple(sorted(hard))

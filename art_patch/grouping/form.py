@@ -15,17 +15,8 @@ from itertools import pairwise
 
 from art_patch.grouping.embeddings import Embed, same_meaning
 from art_patch.grouping.masks import normalise
-from art_patch.grouping.resample import can_be_asked_again
-from art_patch.grouping.scenario import (
-    Task,
-    digest,
-    given_scenario,
-    is_held_out,
-    spelling_of,
-    task_key,
-    task_of,
-    tools_key,
-)
+from art_patch.grouping.resample import can_be_asked_again, can_be_learned_from
+from art_patch.grouping.scenario import Task, digest, given_scenario, is_held_out, task_keys, task_of, tools_key
 from art_patch.grouping.wording import Word
 from art_patch.trajectories import number_tool_calls
 from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
@@ -37,8 +28,8 @@ class Grouping:
 
     groups: tuple[Group, ...]  # by each scenario's oldest member; groups of sibling spans last
     left: Mapping[str, int]  # reason -> number of trajectories that were not grouped
-    # Attempts within a run, as trajectories of their own. They are in groups, and the caller must store them. It must
-    # also make sure that the run is not grouped again.
+    # Attempts within a run, as trajectories of their own, which are in groups. The caller must store them, and make
+    # sure that the run is not grouped again.
     derived: tuple[Trajectory, ...] = ()
     waiting: tuple[Trajectory, ...] = ()  # trainable runs without a sibling, oldest first
     # Runs that cannot be trained on, but whose prompts can be asked again, and that no trainable run is a sibling of:
@@ -88,7 +79,7 @@ def form_groups(
         similar: least cosine similarity of two texts that count as one task, 0..1; used with `embed`.
     """
     left: Counter[str] = Counter()
-    texts = _Texts(trajectories, across=across, embed=embed, similar=similar)
+    texts = _Texts(trajectories, across, embed, similar)
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
         given = given_scenario(trajectory) or texts.scenario(trajectory)
@@ -96,11 +87,9 @@ def form_groups(
             left["no calls"] += 1
             continue
         scenario = scenarios.setdefault(given, _Scenario(*given))
-        reason = _why_not(trajectory)
-        if reason is None:
+        if (reason := _why_not(trajectory)) is None:
             scenario.siblings.append(trajectory)
-            continue
-        if any(map(can_be_asked_again, trajectory.calls)):
+        elif any(map(can_be_asked_again, trajectory.calls)):
             scenario.others.append(trajectory)
         else:
             left[reason] += 1
@@ -137,13 +126,9 @@ def form_groups(
             left["waits for a sibling"] += 1
             waiting[trajectory.id] = scenario.key
     grouped = {trajectory.id for group in groups for trajectory in group.trajectories}
-    others: dict[str, str] = {}
-    for scenario in scenarios.values():
-        for trajectory in scenario.others:
-            if trajectory.id not in grouped:
-                left[_why_not(trajectory) or ""] += 1
-                if not scenario.siblings:
-                    others[trajectory.id] = scenario.key
+    ungrouped = [(each, run) for each in scenarios.values() for run in each.others if run.id not in grouped]
+    left.update(_why_not(run) or "" for _, run in ungrouped)
+    others = {run.id: scenario.key for scenario, run in ungrouped if not scenario.siblings}
     return Grouping(
         groups=(*groups, *by_spans),
         left=dict(left),
@@ -158,10 +143,8 @@ def form_groups(
 class _Texts:
     """The scenarios of all runs without a user's key, by their texts."""
 
-    def __init__(
-        self, trajectories: Sequence[Trajectory], *, across: bool, embed: Embed | None, similar: float
-    ) -> None:
-        """Read all texts together, because typos and embeddings need the other texts."""
+    # All texts are read together, because typos and embeddings need the other texts.
+    def __init__(self, trajectories: Sequence[Trajectory], across: bool, embed: Embed | None, similar: float) -> None:
         self.unheard: str | None = None
         seen: dict[str, tuple[str, tuple[Word, ...]]] = {}
         self._tasks: dict[str, Task] = {
@@ -169,8 +152,7 @@ class _Texts:
             for trajectory in trajectories
             if trajectory.calls and given_scenario(trajectory) is None
         }
-        spelling = spelling_of(self._tasks.values())
-        keys = {task: task_key(task, spelling) for task in set(self._tasks.values())}
+        keys = task_keys(self._tasks.values())
         self._keys = {key: keys[task] for key, task in self._tasks.items()}
         if embed is not None:
             counts = Counter(self._keys.values())
@@ -186,8 +168,7 @@ class _Texts:
 
     def scenario(self, trajectory: Trajectory) -> tuple[str, str] | None:
         """Return (scenario key, how); `None` for a run without calls."""
-        key = self._keys.get(trajectory.id)
-        return None if key is None else (key, "same_task")
+        return None if (key := self._keys.get(trajectory.id)) is None else (key, "same_task")
 
     def how(self, siblings: Sequence[Trajectory]) -> str:
         """Return `same_task` if all siblings were asked in the same words, else `near_duplicate`."""
@@ -198,10 +179,9 @@ def _why_not(trajectory: Trajectory) -> str | None:
     """Return why a run is not worth the judge's money: nothing in it can be trained on. `None` if something can."""
     if not trajectory.calls:
         return "no calls"
-    if any(call.untrainable is None for call in trajectory.calls):
+    if can_be_learned_from(trajectory):
         return None
-    reasons = Counter(call.untrainable for call in trajectory.calls)
-    return reasons.most_common(1)[0][0]
+    return Counter(call.untrainable for call in trajectory.calls).most_common(1)[0][0]
 
 
 def _split(siblings: list[Trajectory], max_size: int) -> list[list[Trajectory]]:
@@ -219,7 +199,7 @@ def sibling_spans(
 ) -> Iterator[tuple[str, list[Trajectory]]]:
     """Yield (span name and hash of the beginning, attempts as trajectories) for each set of sibling spans in a run.
 
-    No call is in two sets. `is_useful` says whether an attempt can be trained on; other attempts are left out.
+    No call is in two sets, and an attempt that is not `is_useful` is in none.
     """
     inside = _calls_inside(trajectory)
     alike: dict[tuple[str | None, str, str], list[SpanInfo]] = defaultdict(list)
@@ -260,15 +240,7 @@ def _beginning(call: Call) -> str:
 
 def _derived(source: TrajectoryInfo, span: SpanInfo, calls: list[Call], new_id: Callable[[], str]) -> Trajectory:
     key = new_id()
-    info = TrajectoryInfo(
-        key,
-        span.started_at,
-        "span",
-        ended_at=span.ended_at,
-        name=span.name,
-        session_id=source.session_id,
-        user_id=source.user_id,
-        tags=source.tags,
-    )
+    theirs = {name: getattr(source, name) for name in ("session_id", "user_id", "tags")}
+    info = TrajectoryInfo(key, span.started_at, "span", ended_at=span.ended_at, name=span.name, **theirs)
     copies = (replace(c, id=new_id(), trajectory_id=key, span_id=None, shadow_of=c.id) for c in calls)
     return Trajectory(info, tuple(copies))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from art_patch._lib.option import Option
+from art_patch.grouping.resample import can_be_learned_from
 from art_patch.types import COPIES, REPLAY, Trajectory, TrajectoryInfo
 
 # Tag of a repeated run. Its metadata names the original in `replay_of`, and a repeated run is never repeated itself.
@@ -58,8 +59,7 @@ def choose_replays(
     """Choose the runs to repeat, tasks with the oldest runs first; also return reason -> number of runs left out.
 
     Args:
-        lonely: runs without siblings, oldest first. They contain no held-out scenario, because
-            `form_groups(singles=True)` puts those into groups.
+        lonely: runs without siblings, oldest first. None is held out: `form_groups(singles=True)` groups those.
         keys: trajectory id -> scenario key.
         was_made: returns whether an earlier cycle made this repetition, given the run's id and the repetition's number.
     """
@@ -71,14 +71,14 @@ def choose_replays(
     for runs in tasks.values():
         offers = {run.id: offer for run in runs if (offer := offer_of(run)) is not None}
         left["no function to run again"] += len(runs) - len(offers)
-        missing = config.samples + 1 - sum(map(_can_be_learned_from, runs))
+        missing = config.samples + 1 - sum(map(can_be_learned_from, runs))
         # Number before run: each of the runs once, then each of them a second time.
         possible = [
-            Replay(run, number, offer["target"], offer["args"], offer["kwargs"], bool(offer.get("redacted")))
+            _replay(run, number, offer)
             for number in range(1, config.samples + 2)
             for run in runs
             if (offer := offers.get(run.id)) is not None
-            if number <= config.samples or not _can_be_learned_from(run)
+            if number <= config.samples or not can_be_learned_from(run)
             if not was_made(run.id, number)
         ]
         its = possible[: max(missing, 0)]
@@ -96,10 +96,8 @@ def choose_comparisons(
 ) -> tuple[dict[str, Replay], dict[str, int]]:
     """Choose one run of each scenario for both policies to repeat; also return reason -> number of scenarios left out.
 
-    Args:
-        runs: scenario key -> runs to choose from, best first.
-        config: its `max_runs` limits the repetitions of both policies together.
-        samples: number of times that each policy repeats each run.
+    `runs` has the runs of each scenario key, best first. Each policy repeats each chosen run `samples` times;
+    `config.max_runs` limits the repetitions of both policies together.
     """
     left: Counter[str] = Counter()
     chosen: dict[str, Replay] = {}
@@ -111,10 +109,12 @@ def choose_comparisons(
         elif 2 * samples * (len(chosen) + 1) > config.max_runs:
             left["beyond the budget of this cycle"] += 1
         else:
-            run, offer = found
-            redacted = bool(offer.get("redacted"))
-            chosen[key] = Replay(run, 0, offer["target"], offer["args"], offer["kwargs"], redacted)
+            chosen[key] = _replay(found[0], 0, found[1])
     return chosen, dict(left)
+
+
+def _replay(run: Trajectory, number: int, offer: Mapping[str, Any]) -> Replay:
+    return Replay(run, number, offer["target"], offer["args"], offer["kwargs"], bool(offer.get("redacted")))
 
 
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
@@ -126,7 +126,3 @@ def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
         return None
     kinds = {"target": str, "args": list, "kwargs": dict}
     return offer if all(isinstance(offer.get(name), kind) for name, kind in kinds.items()) else None
-
-
-def _can_be_learned_from(run: Trajectory) -> bool:
-    return any(call.untrainable is None for call in run.calls)

@@ -20,22 +20,19 @@ from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 # Reasons in `Call.untrainable` (`trajectories.why_untrainable`) that speak of the answer alone: the prompt is known
 # whole.
-_NO_REASON_AGAINST = frozenset(
-    {
-        None,
-        "answered by upstream",
-        "greedy sampling has no exploration",
-        "top_p cuts the distribution",
-        "top_k cuts the distribution",
-        "min_p cuts the distribution",
-        "presence_penalty shifts the distribution",
-        "frequency_penalty shifts the distribution",
-        "repetition_penalty shifts the distribution",
-        "token ids are missing",
-        "log-probabilities are missing",
-        "prompt token ids are missing",
-    }
-)
+_NO_REASON_AGAINST = {
+    None,
+    "answered by upstream",
+    "greedy sampling has no exploration",
+    *(f"{name} cuts the distribution" for name in ("top_p", "top_k", "min_p")),
+    *(f"{name}_penalty shifts the distribution" for name in ("presence", "frequency", "repetition")),
+    *(f"{what} are missing" for what in ("token ids", "log-probabilities", "prompt token ids")),
+}
+
+
+def can_be_learned_from(run: Trajectory) -> bool:
+    """Whether one of a run's answers can be trained on."""
+    return any(call.untrainable is None for call in run.calls)
 
 
 def can_be_asked_again(call: Call) -> bool:
@@ -102,13 +99,12 @@ def choose_turns(
 ) -> tuple[tuple[ResampleTurn, ...], dict[str, int]]:
     """Choose the turns to answer again, up to `max_turns`: first one turn of every run, then a second of every run.
 
+    Also return reason -> number of runs of which no turn was chosen.
+
     Args:
         trajectories: runs without siblings, most important first.
         keys: trajectory id -> scenario key.
         corrected: trajectory id -> id of the call that a person corrected.
-
-    Returns:
-        The chosen turns, and reason -> number of runs of which no turn was chosen.
     """
     left: Counter[str] = Counter()
     ranked: list[list[ResampleTurn]] = []
@@ -133,9 +129,7 @@ def turn_group(
 ) -> Group | None:
     """Return the group of a turn's recorded answer and its new answers; `None` if all answers are the same.
 
-    Args:
-        alternatives: one call for each new answer; they are in no trajectory yet.
-        at: start of the new trajectories, in seconds since the epoch.
+    `alternatives` has a call for each new answer. The new trajectories start at `at`, in seconds since the epoch.
     """
     answer = turn.answer
     given = [] if answer is None else [replace(turn.call, choices=(answer,), status="ok")]
@@ -147,15 +141,8 @@ def turn_group(
 
 def _sibling(turn: ResampleTurn, call: Call, new_id: Callable[[], str], at: float) -> Trajectory:
     source, key = turn.trajectory.info, new_id()
-    info = TrajectoryInfo(
-        key,
-        at,
-        "resampled",
-        name=source.name,
-        scenario_key=source.scenario_key,
-        session_id=source.session_id,
-        user_id=source.user_id,
-    )
+    same = {name: getattr(source, name) for name in ("name", "scenario_key", "session_id", "user_id")}
+    info = TrajectoryInfo(key, at, "resampled", **same)
     return Trajectory(info, (replace(call, id=new_id(), trajectory_id=key, span_id=None, shadow_of=turn.call.id),))
 
 

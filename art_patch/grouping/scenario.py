@@ -8,7 +8,7 @@ right one, and scenarios that `embeddings` finds equal get the key of the most f
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,17 +37,13 @@ def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
 
     `None` if the user gave no key and the trajectory has no calls.
     """
-    given = given_scenario(trajectory)
-    if given is not None or not trajectory.calls:
+    if (given := given_scenario(trajectory)) is not None or not trajectory.calls:
         return given
     return task_key(task_of(trajectory.calls[0])), "same_task"
 
 
 def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return (scenario key, how it was found) if the user gave the trajectory a key.
-
-    `None` if there is no such key, so that the key must be computed from the text.
-    """
+    """Return (scenario key, how it was found) if the user gave the trajectory a key; else the text gives the key."""
     info = trajectory.info
     if info.group_key is not None:
         return f"group:{info.group_key}", "group_key"
@@ -59,9 +55,8 @@ def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
 def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tuple[Word, ...]]] | None = None) -> Task:
     """Return the task of a run, given the run's first call.
 
-    Args:
-        across: ignore system prompt and tools, so that only the first user message counts.
-        seen: cache of masked text -> its spelling and words, which many runs share; the function adds to it.
+    `across` ignores system prompt and tools, so that only the first user message counts. `seen` is a cache of masked
+    text -> its spelling and words, which many runs share; the function adds to it.
     """
     before: list[Any] = []
     text, attached = "", ()
@@ -92,9 +87,10 @@ def task_key(task: Task, spelling: dict[str, str] | None = None) -> str:
     return f"task:{digest([task.setting, task.attached, essence(words)])}"
 
 
-def spelling_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return misspelt word -> correct word, found from the frequencies of all words in these tasks."""
-    return corrections(Counter(word.text for task in tasks for word in task.words if word.loose))
+def task_keys(tasks: Collection[Task]) -> dict[Task, str]:
+    """Return the scenario key of each task; the frequencies of all words in these tasks tell which are misspelt."""
+    spelling = corrections(Counter(word.text for task in tasks for word in task.words if word.loose))
+    return {task: task_key(task, spelling) for task in set(tasks)}
 
 
 def digest(value: Any) -> str:
@@ -105,8 +101,7 @@ def digest(value: Any) -> str:
 def is_held_out(scenario_key: str, share: float) -> bool:
     """Whether a scenario is held out for the gate; `share` of all scenarios are.
 
-    This depends on the key and the share only. So as long as the share stays the same, a scenario that the gate uses is
-    never trained on.
+    This depends on the key and the share only. So with an unchanged share, a scenario of the gate is never trained on.
     """
     hashed = hashlib.blake2b(scenario_key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed) < share * 2**64
@@ -117,10 +112,9 @@ def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:
     content: Any = message.get("content") or ""
     if isinstance(content, str):
         return content, ()
-    parts: list[Any] = list(content) if isinstance(content, list | tuple) else [content]
     texts: list[str] = []
     attached: list[str] = []
-    for part in parts:
+    for part in content if isinstance(content, list | tuple) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             texts.append(text)

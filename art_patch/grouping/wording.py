@@ -62,9 +62,9 @@ _MANY_STARTS = 8
 
 
 class Word(NamedTuple):
-    """A word of a task in lower case, and whether it is mere wording (`loose`) that may be corrected or removed."""
+    """A word of a task, in lower case and without punctuation at its ends."""
 
-    text: str  # without punctuation at its ends
+    text: str
     loose: bool  # whether it is wording, so that it may be misspelt or part of a filler; names and material are not
 
 
@@ -78,8 +78,7 @@ def words_of(masked: str) -> tuple[Word, ...]:
                 words.append(Word(token, place % 2 == 0))
                 starts = False
                 continue
-            bare = _bare(token)
-            if bare:
+            if bare := _bare(token):
                 loose = place % 2 == 0 and not _is_name(bare, starts)
                 words.append(Word(bare.casefold().translate(_APOSTROPHES), loose))
             starts = token[-1] in ".!?,\n"
@@ -87,11 +86,7 @@ def words_of(masked: str) -> tuple[Word, ...]:
 
 
 def essence(words: Sequence[Word]) -> tuple[str, ...]:
-    """Return the words that distinguish a task from others.
-
-    Fillers such as courtesies are removed, and the words are rotated to a fixed start, so it does not matter which half
-    of the text came first.
-    """
+    """Return the words that distinguish a task from others: without fillers, and rotated to a fixed start."""
     kept: list[str] = []
     place = 0
     while place < len(words):
@@ -156,7 +151,6 @@ def _from_fixed_start(words: list[str]) -> tuple[str, ...]:
 
 
 # --- spelling ---
-
 
 _SHORTEST = 2
 _RARER = 200
