@@ -15,12 +15,11 @@ The suffix of a name gives the axes of an array: T tokens of one row; R rows, E 
 pack; N sampled tokens, predicted from Q places (positions).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +32,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the tree of rows: a run of packed tokens in which no row forks.
-
-    Positions are indices into the pack's list of distinct tokens.
-    """
+    """A node of the tree of rows: a run of packed tokens in which no row forks. Positions are among the P tokens."""
 
     start: int  # position of the node's first token
     stop: int  # one past the position of the node's last token
@@ -51,17 +47,14 @@ class Tree:
     ids_P: Ids  # token id of each distinct token
     depth_P: Ids  # index of each token in its row, which the model gets as position id
     nodes: tuple[Node, ...]  # nodes of the tree in the order of their tokens, parents before children
-    # For each row, in the order given to `tree_of`, the index of each of its tokens among the P.
-    where_R: tuple[Ids, ...]
+    where_R: tuple[Ids, ...]  # for each row, as given to `tree_of`, the index of each of its tokens among the P
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A trajectory as the trainer computes it: its rows and its advantage."""
 
-    # Token sequences of the trajectory, each with at least one sampled token. Every sampled token is in exactly one of
-    # them.
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # each with at least one sampled token; every sampled token is in exactly one of them
     advantage: float = 0.0  # the trajectory's reward relative to the mean of its group, perhaps divided by a spread
 
     @property
@@ -78,12 +71,9 @@ class Pack:
     """
 
     tree: Tree  # the distinct tokens that go through the model
-    # Index among the P of the token at each place. A token stands here once for each temperature.
-    at_Q: Ids
+    at_Q: Ids  # index among the P of the token at each place; a token stands here once for each temperature
     temperature_Q: Floats  # temperature by which the logits at each place are divided
-    # Index among the Q of the place from which each sampled token is predicted. Sampled tokens after the same beginning
-    # share a place.
-    place_N: Ids
+    place_N: Ids  # index among the Q from which each sampled token is predicted; equal beginnings share a place
     target_N: Ids  # token id of each sampled token
     recorded_N: Floats  # recorded log-probability of each sampled token
     example_N: Ids  # index among the E of the example that each sampled token belongs to
@@ -99,10 +89,8 @@ class Pack:
 def packs_of(examples: Sequence[Example], max_tokens: int) -> list[Pack]:
     """Distributes the examples over packs; each example is in exactly one pack, and their order is kept.
 
-    Args:
-        examples: The trajectories to compute. Siblings should be neighbours, because they have the longest common
-            beginnings, and a common beginning is computed once only within a pack.
-        max_tokens: Largest number of distinct tokens in a pack. An example with more tokens becomes a pack by itself.
+    Siblings should be neighbours: they have the longest common beginnings, and a common beginning is computed once only
+    within a pack. A pack has at most `max_tokens` distinct tokens; an example with more becomes a pack by itself.
     """
     return [_pack([examples[e] for e in batch], batch) for batch in _batches(examples, max_tokens)]
 
@@ -110,41 +98,32 @@ def packs_of(examples: Sequence[Example], max_tokens: int) -> list[Pack]:
 def _batches(examples: Sequence[Example], max_tokens: int) -> Iterator[list[int]]:
     # Whole examples only: sequence-level ratios need all tokens of a trajectory in one pack.
     batch: list[int] = []
-    size = _Size()
+    known: list[tuple[bytes, int]] = []  # the rows of the batch, sorted
+    tokens = 0
     for index, example in enumerate(examples):
         rows = [_inputs(row) for row in example.rows]
-        grown = size.with_rows(rows)
-        if batch and grown.tokens > max_tokens:
+        tokens += _add(rows, grown := known.copy())
+        if batch and tokens > max_tokens:
             yield batch
-            batch, grown = [], _Size().with_rows(rows)
+            batch, grown = [], []
+            tokens = _add(rows, grown)
         batch.append(index)
-        size = grown
+        known = grown
     if batch:
         yield batch
 
 
-class _Size:
-    """Counts the distinct tokens of some rows without building their tree."""
-
-    def __init__(self, rows: Sequence[tuple[bytes, int]] = (), tokens: int = 0) -> None:
-        self._rows = list(rows)
-        self.tokens = tokens
-
-    def with_rows(self, rows: Sequence[Ids]) -> _Size:
-        """Returns the size with `rows` added."""
-        more = _Size(self._rows, self.tokens)
-        for row in rows:
-            more._add(row)
-        return more
-
-    def _add(self, row: Ids) -> None:
-        # Rows are kept sorted. The longest common beginning with any row is then that with one of its two neighbours.
+def _add(rows: Sequence[Ids], known: list[tuple[bytes, int]]) -> int:
+    """Adds rows to sorted `known` ones, and returns how many distinct tokens they add, without building a tree."""
+    tokens = 0
+    for row in rows:
+        # The longest common beginning with any row is that with one of the two neighbours in a sorted list.
         entry = (row.tobytes(), len(row))
-        at = bisect_left(self._rows, entry)
-        beside = self._rows[max(0, at - 1) : at + 1]
-        known = [common(row, np.frombuffer(other, dtype=np.int64)) for other, _ in beside]
-        self._rows.insert(at, entry)
-        self.tokens += len(row) - max(known, default=0)
+        at = bisect_left(known, entry)
+        shared = [common(row, np.frombuffer(other, dtype=np.int64)) for other, _ in known[max(0, at - 1) : at + 1]]
+        known.insert(at, entry)
+        tokens += len(row) - max(shared, default=0)
+    return tokens
 
 
 def _inputs(row: Row) -> Ids:
@@ -155,33 +134,27 @@ def _inputs(row: Row) -> Ids:
 
 def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
     tree = tree_of([_inputs(row) for example in examples for row in example.rows])
-    at: list[Ids] = []
-    temperature: list[Floats] = []
-    target: list[Ids] = []
-    recorded: list[Floats] = []
-    owner: list[Ids] = []
-    where = iter(tree.where_R)
-    for index, example in enumerate(examples):
-        for row in example.rows:
-            sampled = np.flatnonzero(np.array(row.sampled_T))
-            at.append(next(where)[sampled - 1])  # a token is predicted from the one before it
-            temperature.append(np.array(row.temperature_T, dtype=np.float32)[sampled])
-            target.append(np.array(row.ids_T, dtype=np.int64)[sampled])
-            recorded.append(np.array(row.logprobs_T, dtype=np.float32)[sampled])
-            owner.append(np.full(len(sampled), index))
+    owned = [(index, row) for index, example in enumerate(examples) for row in example.rows]
+    places = [np.flatnonzero(np.array(row.sampled_T)) for _, row in owned]
+
+    def of_sampled(name: str, dtype: Any) -> Any:
+        columns = (np.array(getattr(row, name), dtype=dtype) for _, row in owned)
+        return np.concatenate([column[there] for column, there in zip(columns, places, strict=True)])
+
+    # A token is predicted from the one before it.
+    at_N = np.concatenate([where_T[there - 1] for where_T, there in zip(tree.where_R, places, strict=True)])
     # Siblings that begin alike are predicted from the same position, at the same temperature: its logits are computed
     # once. fp64 holds both positions and fp32 temperatures exactly.
-    places = np.stack([np.concatenate(at).astype(np.float64), np.concatenate(temperature)])
-    distinct, place_N = np.unique(places, axis=1, return_inverse=True)
-    example_N = np.concatenate(owner)
+    both = np.stack([at_N.astype(np.float64), of_sampled("temperature_T", np.float32)])
+    distinct, place_N = np.unique(both, axis=1, return_inverse=True)
     return Pack(
         tree=tree,
         at_Q=distinct[0].astype(np.int64),
         temperature_Q=distinct[1].astype(np.float32),
         place_N=place_N.reshape(-1),
-        target_N=np.concatenate(target),
-        recorded_N=np.concatenate(recorded),
-        example_N=example_N,
+        target_N=of_sampled("ids_T", np.int64),
+        recorded_N=of_sampled("logprobs_T", np.float32),
+        example_N=np.repeat([index for index, _ in owned], [len(there) for there in places]),
         advantage_E=np.array([example.advantage for example in examples], dtype=np.float64),
         examples_E=np.array(order, dtype=np.int64),
     )
@@ -206,9 +179,8 @@ def tree_of(rows: Sequence[Ids]) -> Tree:
         above = np.concatenate([above[:kept], np.arange(packed, packed + len(fresh))])
         where[r] = above
         packed += len(fresh)
-    paths = [where[r] for r in order]
-    where_R = tuple(where[r] for r in range(len(rows)))
-    return Tree(np.concatenate(ids), np.concatenate(depths), _nodes(paths, shared), where_R)
+    nodes = _nodes([where[r] for r in order], shared)
+    return Tree(np.concatenate(ids), np.concatenate(depths), nodes, tuple(where[r] for r in range(len(rows))))
 
 
 def common(one: Ids, other: Ids) -> int:
@@ -221,9 +193,8 @@ def common(one: Ids, other: Ids) -> int:
 def _nodes(paths: Sequence[Ids], shared: Sequence[int]) -> tuple[Node, ...]:
     """Cuts the packed tokens where rows fork.
 
-    Args:
-        paths: Positions of the tokens of each row, rows in packed order.
-        shared: Number of tokens that each row has in common with the row before it; 0 after the last row.
+    `paths` are the positions of each row's tokens, rows in packed order. `shared` is the number of tokens that each row
+    has in common with the row before it, and 0 after the last row.
     """
     nodes: list[Node] = []
     # A stack of half-made nodes, root first: (depth at which it begins, depth at which it ends, where it begins).

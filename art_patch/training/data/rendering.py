@@ -33,8 +33,7 @@ The code of the embedded engine for this is `art_patch.serving.embedded.text`; v
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from art_patch.formats import Unusable
 from art_patch.training.data.rows import Turn
@@ -145,7 +144,6 @@ def _after_opened_thoughts(prompt: str, whole: str, thoughts: str, thinking: Thi
 
 
 def _shows(added: str, answer: JSON) -> bool:
-    """Tells whether the text holds all that the answer says."""
     # Templates drop keys that they do not know without a word, tool calls above all.
     said = [content_text(answer.get("content")).rpartition("</think>")[2].strip()]
     said += [call["function"]["name"] for call in answer.get("tool_calls") or ()]
@@ -154,13 +152,11 @@ def _shows(added: str, answer: JSON) -> bool:
     return all(text in added for text in said)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """How one engine prepares a call's messages and tools for the chat template."""
 
-    # Function from the call's messages and the template's text to the messages for the template.
-    messages: Callable[[Sequence[JSON], str], list[dict[str, Any]]]
-    tools: Callable[[Call], list[dict[str, Any]]]  # function from a call to the tool definitions for the template
+    messages: Callable[[Sequence[JSON], str], list[dict[str, Any]]]  # from the messages and the template's text
+    tools: Callable[[Call], list[dict[str, Any]]]
 
 
 def template_arguments(params: JSON) -> dict[str, Any]:
@@ -171,10 +167,9 @@ def template_arguments(params: JSON) -> dict[str, Any]:
     """
     given: Any = params.get("chat_template_kwargs")
     arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    effort = params.get("reasoning_effort")
-    if effort is not None:
-        arguments = {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
-    return arguments
+    if (effort := params.get("reasoning_effort")) is None:
+        return arguments
+    return {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
 
 
 def content_text(content: Any, between: str = "") -> str:
@@ -239,13 +234,12 @@ def _vllm_message(message: JSON) -> dict[str, Any]:
 
 
 def _vllm_tools(call: Call) -> list[dict[str, Any]]:
-    return [_vllm_tool(tool["function"]) for tool in call.tools]
-
-
-def _vllm_tool(given: JSON) -> dict[str, Any]:
-    function = {key: given.get(key) for key in ("name", "description", "parameters")}
-    function |= {key: given[key] for key in ("strict", "defer_loading") if given.get(key) is not None}
-    return {"type": "function", "function": function}
+    tools: list[dict[str, Any]] = []
+    for given in (tool["function"] for tool in call.tools):
+        function = {key: given.get(key) for key in ("name", "description", "parameters")}
+        function |= {key: given[key] for key in ("strict", "defer_loading") if given.get(key) is not None}
+        tools.append({"type": "function", "function": function})
+    return tools
 
 
 def _with_arguments(call: JSON, *, keep: bool) -> dict[str, Any]:
@@ -256,13 +250,12 @@ def _with_arguments(call: JSON, *, keep: bool) -> dict[str, Any]:
         parsed = text if isinstance(text, Mapping) else json.loads(text or "{}")
     except (ValueError, RecursionError):
         parsed = None
-    if isinstance(parsed, Mapping):
-        function["arguments"] = parsed
-    elif not keep:
-        function["arguments"] = {}
+    if isinstance(parsed, Mapping) or not keep:
+        function["arguments"] = parsed if isinstance(parsed, Mapping) else {}
     return {**call, "function": function}
 
 
-FORMS: Mapping[Engine, Form] = MappingProxyType(
-    {"embedded": Form(_embedded_messages, _embedded_tools), "vllm": Form(_vllm_messages, _vllm_tools)}
-)
+FORMS: Mapping[Engine, Form] = {
+    "embedded": Form(_embedded_messages, _embedded_tools),
+    "vllm": Form(_vllm_messages, _vllm_tools),
+}

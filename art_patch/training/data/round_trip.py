@@ -15,6 +15,7 @@ The first check can fail because of the date: Llama 3.2's template writes the cu
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -40,17 +41,16 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first position at which a call's recorded tokens differ from the rendered or encoded tokens.
-
-    Each token is given as its own text, so that white space and the borders between tokens are visible.
-    """
+    """The first position at which a call's recorded tokens differ from the rendered or encoded tokens."""
 
     kind: Kind  # the comparison that found the difference
-    call_id: str  # id of the call whose tokens were compared
+    call_id: str
     place: int  # index of the first token that differs, from 0
-    before: tuple[str, ...] = ()  # up to six common tokens directly before the difference
-    recorded: tuple[str, ...] = ()  # up to six recorded tokens from the difference on
-    rendered: tuple[str, ...] = ()  # up to six rendered or encoded tokens from the difference on
+    # Up to six tokens each, as their own texts, so that white space and the borders between tokens are visible: common
+    # ones directly before the difference, recorded ones from there on, and rendered or encoded ones.
+    before: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+    rendered: tuple[str, ...] = ()
 
     def as_text(self) -> str:
         """Returns four readable lines: the kind with call and position, and the tokens around the difference."""
@@ -66,11 +66,9 @@ class RoundTrips:
     calls: int  # number of calls that were checked
     unchecked: int  # number of trainable calls that were not checked because of `limit`
     exact: int  # number of checked calls without any difference
-    # For each engine, the number of recorded prompts that equal the prompt rendered as this engine does it.
-    engines: Mapping[Engine, int]
+    engines: Mapping[Engine, int]  # number of recorded prompts that equal the prompt rendered as each engine does it
     differences: Mapping[Kind, int]  # number of differences of each kind; one call may have several
-    # At most five differences: the first of each kind, then the second of each kind, and so on.
-    examples: tuple[Difference, ...]
+    examples: tuple[Difference, ...]  # at most five: the first of each kind, then the second of each, and so on
 
     @property
     def engine(self) -> Engine:
@@ -84,7 +82,7 @@ class RoundTrips:
         return "\n".join(lines + [example.as_text() for example in self.examples])
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the counts as JSON values. The examples are left out, because they quote recorded texts."""
+        """Returns the counts as JSON values, without the examples."""
         # Examples quote what somebody wrote, and metrics are kept when the trajectories are erased.
         return {name: value for name, value in asdict(self).items() if name != "examples"}
 
@@ -109,12 +107,12 @@ def check_round_trips(
     found: list[Difference] = []
     for trajectory, position, turn in chosen:
         call = trajectory.calls[position]
-        rendered: dict[Engine, Ids | None] = {
-            engine: _rendered(call, Renderer(tokenizer, family, engine)) for engine in FORMS
-        }
-        for engine, ids in rendered.items():
-            engines[engine] += ids == turn.prompt_ids
-        found += _prompt(call, turn, [ids for ids in rendered.values() if ids is not None], tokenizer)
+        rendered: list[Ids] = []
+        for engine in FORMS:
+            with suppress(Unusable):
+                rendered.append(ids := Renderer(tokenizer, family, engine).prompt_ids(call))
+                engines[engine] += ids == turn.prompt_ids
+        found += _prompt(call, turn, rendered, tokenizer)
         found += _text(call, turn, tokenizer)
         found += _history(trajectory, position, turn, tokenizer, family)
     return RoundTrips(
@@ -125,13 +123,6 @@ def check_round_trips(
         differences=dict(Counter(difference.kind for difference in found)),
         examples=_first_of_each(found),
     )
-
-
-def _rendered(call: Call, renderer: Renderer) -> Ids | None:
-    try:
-        return renderer.prompt_ids(call)
-    except Unusable:
-        return None
 
 
 def _prompt(call: Call, turn: Turn, rendered: Sequence[Ids], tokenizer: Any) -> list[Difference]:

@@ -36,9 +36,7 @@ class Row:
 
     ids_T: tuple[int, ...]  # token ids of the whole sequence
     sampled_T: tuple[bool, ...]  # whether the policy sampled the token; only sampled tokens are trained
-    # Log-probability of each sampled token under the policy that sampled it, at its temperature; 0 for the other
-    # tokens.
-    logprobs_T: tuple[float, ...]
+    logprobs_T: tuple[float, ...]  # under the policy that sampled the token, at its temperature; 0 for other tokens
     temperature_T: tuple[float, ...]  # sampling temperature of each sampled token; 1 for the other tokens
 
     @property
@@ -53,9 +51,7 @@ class Turn:
 
     prompt_ids: tuple[int, ...]  # token ids of the prompt
     answer_ids_A: tuple[int, ...]  # token ids of the answer
-    # Log-probability of each answer token under the policy that sampled it; 0 if the answer comes from upstream or from
-    # a person.
-    logprobs_A: tuple[float, ...]
+    logprobs_A: tuple[float, ...]  # under the policy that sampled the answer; 0 for answers of upstream or a person
     temperature: float = 1.0  # temperature at which the answer was sampled
     truncated: bool = False  # whether the answer was cut off at its length limit
 
@@ -65,18 +61,12 @@ class RowsReport:
     """Counts of what became of a trajectory's calls; the reports of several trajectories can be added."""
 
     rows: int = 0  # number of rows (token sequences) that have a sampled token within `max_tokens`
-    # Number of calls that began a new row because their prompt extended no earlier row; the first call of a trajectory
-    # is not counted.
-    forks: int = 0
+    forks: int = 0  # number of calls after the first that began a new row: their prompt extended no earlier row
     tokens: int = 0  # number of sampled tokens in the rows; these are trained
     cut_tokens: int = 0  # number of sampled tokens that are not trained because they stand after `max_tokens`
-    # Number of sampled tokens that are not trained because their answer was cut off at its length limit; 0 unless
-    # `learn_truncated` is false.
-    truncated_tokens: int = 0
-    # Number of answers (of calls with `n` above 1) that the app did not continue with; not trained.
-    other_choices: int = 0
-    # Number of calls of which no token is trained, by reason.
-    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+    truncated_tokens: int = 0  # number of sampled tokens that are not trained because `learn_truncated` is false
+    other_choices: int = 0  # number of answers (of `n` above 1) that the app did not continue with; not trained
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])  # calls without a trained token, by reason
 
     def __add__(self, other: RowsReport) -> RowsReport:
         """Returns one report for the trajectories of both, with all counts added."""
@@ -103,8 +93,7 @@ def rows_and_report(
             others += len(call.choices) - 1
         else:
             left_out[found] += 1
-    not_learned = [turn for turn in turns if turn.truncated and not learn_truncated]
-    if not_learned:
+    if not_learned := [turn for turn in turns if turn.truncated and not learn_truncated]:
         left_out[TRUNCATED] = len(not_learned)
     whole = merge(turns, learn_truncated=learn_truncated)
     rows = cut(whole, max_tokens)
@@ -123,10 +112,7 @@ def rows_and_report(
 def trained_answers(
     trajectory: Trajectory, *, max_tokens: int, learn_truncated: bool = True
 ) -> tuple[tuple[str, int], ...]:
-    """Returns call id and choice index of each answer of which at least one token is trained.
-
-    These are the answers in the rows of `rows_and_report` for the same arguments.
-    """
+    """Returns call id and choice index of each answer of which `rows_and_report` has a trained token in a row."""
     found: list[tuple[str, int]] = []
     for position, call in enumerate(trajectory.calls):
         later = trajectory.calls[position + 1 :]
@@ -148,8 +134,7 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
     rows: list[Row] = []
     for turn in turns:
         # The longest, so that after a fork a turn continues the branch that it came from.
-        extended = [index for index, row in enumerate(rows) if _extends(turn.prompt_ids, row.ids_T)]
-        if extended:
+        if extended := [index for index, row in enumerate(rows) if _extends(turn.prompt_ids, row.ids_T)]:
             longest = max(extended, key=lambda index: len(rows[index].ids_T))
             rows[longest] = _continued(rows[longest], turn, learn_truncated)
         else:
@@ -182,20 +167,14 @@ def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:
     `later` are the trajectory's calls after `call`. They show with which of several answers the app continued.
     """
     # Proven here again, whatever the record says of itself: ids and log-probabilities may differ in number.
-    reason = call.untrainable or why_untrainable(call)
-    if reason is not None:
+    if (reason := call.untrainable or why_untrainable(call)) is not None:
         return reason
     choice = chosen_choice(call, later)  # of n > 1 answers the one the app went on with: the reward is of no other
     if choice is None or call.prompt_token_ids is None or choice.token_ids is None or choice.logprobs is None:
         return "no answer"  # proven to be there, but the type checker does not know
-    temperature = call.params.get("temperature")
-    return Turn(
-        call.prompt_token_ids,
-        choice.token_ids,
-        choice.logprobs,
-        1.0 if temperature is None else float(temperature),
-        truncated=choice.finish_reason == "length",
-    )
+    given = call.params.get("temperature")
+    temperature, truncated = 1.0 if given is None else float(given), choice.finish_reason == "length"
+    return Turn(call.prompt_token_ids, choice.token_ids, choice.logprobs, temperature, truncated)
 
 
 def _extends(prompt_ids: tuple[int, ...], ids_T: tuple[int, ...]) -> bool:

@@ -11,7 +11,8 @@ because supervised losses need neither.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,10 +91,9 @@ def _good(
             if group.held_out:
                 left_out["held out for the gate"] += len(trajectory.calls)
             elif trajectory.id not in put_right:
-                _, known = best.get(trajectory.id, (trajectory, None))
                 # Each group is judged by itself, so a run in several groups has several rewards.
-                both = [each for each in (known, reward) if each is not None]
-                best[trajectory.id] = trajectory, max(both, default=None)
+                _, known = best.get(trajectory.id, (trajectory, None))
+                best[trajectory.id] = trajectory, max((r for r in (known, reward) if r is not None), default=None)
     for trajectory, reward in best.values():
         if reward is not None and reward >= least_reward:
             yield trajectory
@@ -103,13 +103,11 @@ def _good(
 
 def _imitated(trajectory: Trajectory, renderer: Renderer, learned: set[str], left_out: Counter[str]) -> Iterator[Turn]:
     for position, call in enumerate(trajectory.calls):
-        try:
+        with _counting(left_out):
             if _origin(call) in learned:
                 raise Unusable("learned from another copy")
             yield renderer.turn(call, _upstreams(call, trajectory.calls[position + 1 :]).message)
             learned.add(_origin(call))
-        except Unusable as reason:
-            left_out[str(reason)] += 1
 
 
 def _origin(call: Call) -> str:
@@ -118,10 +116,9 @@ def _origin(call: Call) -> str:
 
 def _upstreams(call: Call, later: Sequence[Call]) -> Choice:
     """Returns upstream's whole answer to a call; `later` are the calls after it, which tell the chosen answer."""
-    reason = _why(_NOT_IMITATED, call)
-    choice = chosen_choice(call, later)
-    if reason is not None or choice is None:
-        raise Unusable(reason or "no answer")
+    _require_none(_NOT_IMITATED, call)
+    if (choice := chosen_choice(call, later)) is None:
+        raise Unusable("no answer")
     if not _ended(choice):
         raise Unusable("the answer was cut")
     return choice
@@ -130,9 +127,16 @@ def _upstreams(call: Call, later: Sequence[Call]) -> Choice:
 def _put_right(
     trajectory: Trajectory, said: Sequence[Correction], renderer: Renderer, left_out: Counter[str]
 ) -> Iterator[Turn]:
-    try:
+    with _counting(left_out):
         (call,) = corrected(trajectory, said).calls
         yield _rendered(call, call.choices[0], renderer)
+
+
+@contextmanager
+def _counting(left_out: Counter[str]) -> Generator[None]:
+    """Counts what the block finds `Unusable`, by its reason."""
+    try:
+        yield
     except Unusable as reason:
         left_out[str(reason)] += 1
 
@@ -143,8 +147,7 @@ class Pair:
 
     chosen: Row  # the row with the better answer or run
     rejected: Row  # the row with the worse answer or run
-    # What decided which is better: a person's correction, or the rewards of a group.
-    source: Literal["correction", "group"]
+    source: Literal["correction", "group"]  # what decided which is better: a person, or the rewards of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +155,17 @@ class Preferences:
     """Result of `preferences`: the pairs to learn from."""
 
     pairs: tuple[Pair, ...]  # first the pairs made from corrections, then the pairs made from groups
-    # Number of runs that cannot be in a pair, and of prompts whose siblings gave no pair, by reason.
-    left_out: Mapping[str, int]
+    left_out: Mapping[str, int]  # number of runs that cannot be in a pair and of prompts that gave none, by reason
 
 
 @dataclass(frozen=True, slots=True)
 class _Sibling:
-    """A run that is one row; `whole` tells whether its last answer came to its end by itself."""
+    """A run that is one row."""
 
     reward: float
     prompt_ids: tuple[int, ...]
     row: Row
-    whole: bool
+    whole: bool  # whether its last answer came to its end by itself
 
 
 def preferences(
@@ -186,20 +188,19 @@ def preferences(
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     for trajectory, said in corrections:
-        try:
+        with _counting(left_out):
             pairs.append(_pair(*_right_and_wrong(trajectory, said, renderer), "correction", max_tokens))
-        except Unusable as reason:
-            left_out[str(reason)] += 1
     for group, rewards_G in scored:
         if group.held_out:
             left_out["held out for the gate"] += len(group.trajectories)
             continue
-        siblings = list(_siblings(group.trajectories, rewards_G, renderer, left_out))
+        siblings: list[_Sibling] = []
+        for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
+            with _counting(left_out):
+                siblings.append(_sibling(trajectory, reward, renderer))
         for better, worse in _extremes(siblings, margin, left_out):
-            try:
+            with _counting(left_out):
                 pairs.append(_pair(better.row, worse.row, "group", max_tokens))
-            except Unusable as reason:
-                left_out[str(reason)] += 1
     return Preferences(tuple(pairs), dict(left_out))
 
 
@@ -215,19 +216,9 @@ def _right_and_wrong(trajectory: Trajectory, said: Sequence[Correction], rendere
     return merge([chosen])[0], merge([rejected])[0]
 
 
-def _siblings(
-    trajectories: Sequence[Trajectory], rewards_G: Sequence[float | None], renderer: Renderer, left_out: Counter[str]
-) -> Iterator[_Sibling]:
-    for trajectory, reward in zip(trajectories, rewards_G, strict=True):
-        try:
-            if reward is None:
-                raise Unusable("no reward")
-            yield _sibling(trajectory, reward, renderer)
-        except Unusable as reason:
-            left_out[str(reason)] += 1
-
-
-def _sibling(trajectory: Trajectory, reward: float, renderer: Renderer) -> _Sibling:
+def _sibling(trajectory: Trajectory, reward: float | None, renderer: Renderer) -> _Sibling:
+    if reward is None:
+        raise Unusable("no reward")
     answered = [index for index, call in enumerate(trajectory.calls) if call.choices]
     if not answered:
         raise Unusable("no answer")
@@ -266,8 +257,7 @@ def _pair(chosen: Row, rejected: Row, source: Literal["correction", "group"], ma
 
 def _turn(call: Call, later: Sequence[Call], renderer: Renderer) -> Turn:
     """Returns a call's answer with its recorded ids, or rendered if there are none."""
-    choice = chosen_choice(call, later)
-    if choice is None:
+    if (choice := chosen_choice(call, later)) is None:
         raise Unusable("no answer")
     if call.prompt_token_ids and choice.token_ids:
         return Turn(call.prompt_token_ids, choice.token_ids, (0.0,) * len(choice.token_ids))
@@ -279,13 +269,14 @@ def _turn(call: Call, later: Sequence[Call], renderer: Renderer) -> Turn:
 
 
 def _rendered(call: Call, choice: Choice, renderer: Renderer) -> Turn:
-    if (reason := _why(_PROMPT_IS_NOT_WHOLE, call)) is not None:
-        raise Unusable(reason)
+    _require_none(_PROMPT_IS_NOT_WHOLE, call)
     return renderer.turn(call, choice.message)
 
 
-def _why(reasons: Reasons, call: Call) -> str | None:
-    return next((reason for reason, holds in reasons if holds(call)), None)
+def _require_none(reasons: Reasons, call: Call) -> None:
+    for reason, holds in reasons:
+        if holds(call):
+            raise Unusable(reason)
 
 
 def _ended(choice: Choice) -> bool:

@@ -87,21 +87,16 @@ class TrainState:
 
     done: int = 0  # number of optimizer steps of the plan that were made
     stopped: str | None = None  # why the update ends before the end of its plan; `None` if it does not
-    # Largest difference between recorded and computed log-probability before the first step (see `StartScores`).
-    gap_nats: float | None = None
-    # Why the model computes token sequences one by one (see `Scorer.why_apart`); `None` if it computes common
-    # beginnings once.
-    why_not_shared: str | None = None
+    gap_nats: float | None = None  # see `StartScores`
+    why_not_shared: str | None = None  # why the model computes token sequences one by one, see `Scorer.why_apart`
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # metrics of each step that was made
 
 
 def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
     """Reads the checkpoint in a job directory: the progress of the update, and the arrays for `Learner.restore`.
 
-    Without a checkpoint it returns the state of a new update and no arrays.
-
-    Raises:
-        TrainingError: The checkpoint is damaged or cannot be read.
+    Without a checkpoint it returns the state of a new update and no arrays. Raises `TrainingError` if the checkpoint is
+    damaged or cannot be read.
     """
     found = read_file(directory / _FILE)
     return (TrainState(), {}) if found is None else (TrainState(**found[1]), found[0])
@@ -115,18 +110,13 @@ class CheckpointWriter:
 
         `directory` is the job directory. With `every_steps=None` the number of steps does not count.
         """
-        self._path = directory / _FILE
-        self._every_s = every_s
-        self._every_steps = every_steps
+        self._path, self._every_s, self._every_steps = directory / _FILE, every_s, every_steps
         self._kept_at = time.monotonic()
 
     def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
-        """Writes a checkpoint if one is due by time or by number of steps, or if `now` is true.
+        """Writes a checkpoint if one is due by time or by number of steps, or if `now` is true; call it after every step.
 
-        The update calls this after every optimizer step.
-
-        Raises:
-            TrainingError: The disk is full or not writable. The previous checkpoint stays valid.
+        Raises `TrainingError` if the disk is full or not writable. The previous checkpoint stays valid.
         """
         counted = self._every_steps is not None and train_state.done % self._every_steps == 0
         if now or counted or time.monotonic() - self._kept_at >= self._every_s:

@@ -34,8 +34,7 @@ class Step:
     epoch: int  # number of the pass over the phase's items, from 0
     last: bool  # whether this is the last step of its phase, or of the update
     items: tuple[int, ...]  # indices of the demonstrations, pairs or lessons (groups) that the step learns from
-    # Indices into the job's `rehearsed` rows, which the step imitates as well against forgetting.
-    rehearsed: tuple[int, ...] = ()
+    rehearsed: tuple[int, ...] = ()  # indices into the job's `rehearsed` rows, which the step imitates as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,7 @@ class Lesson:
 
     # The siblings that go through the model: those whose advantage is not 0, or all siblings if the loss has a KL term.
     examples: tuple[Example, ...]
-    # For each of `examples`, whether the policy at the start of the update sampled all of it.
-    on_policy: tuple[bool, ...]
+    on_policy: tuple[bool, ...]  # for each of them, whether the policy at the start of the update sampled all of it
     tokens: int  # number of sampled tokens in the rows of all siblings, also of those not in `examples`
     trajectories: int  # number of siblings that have a sampled token, also of those not in `examples`
 
@@ -61,14 +59,13 @@ def evaluated_of(job: TrainJob) -> tuple[Lesson, ...]:
 
 
 def _lessons(groups: Sequence[TrainGroup], job: TrainJob) -> tuple[Lesson, ...]:
-    # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
-    everyone = bool(job.config.loss.kl_coefficient)
-    return tuple(_lesson(group, everyone) for group in groups if group.teaches)
+    return tuple(_lesson(group, job) for group in groups if group.teaches)
 
 
-def _lesson(group: TrainGroup, everyone: bool) -> Lesson:
+def _lesson(group: TrainGroup, job: TrainJob) -> Lesson:
     there = [each for each in group.siblings if each.example.rows]
-    computed = [each for each in there if everyone or each.example.advantage != 0.0]
+    # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
+    computed = [each for each in there if job.config.loss.kl_coefficient or each.example.advantage != 0.0]
     return Lesson(
         examples=tuple(each.example for each in computed),
         on_policy=tuple(each.on_policy for each in computed),

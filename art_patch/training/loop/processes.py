@@ -38,6 +38,7 @@ _RENDEZVOUS = "ART_PATCH_RENDEZVOUS"  # variable with the path through which pro
 _MARK = "art_patch.training: "  # tells our lines from those of libraries
 _KEPT_LINES = 20
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_KINDS: dict[str, type[ArtPatchError]] = {kind.__name__: kind for kind in (ConfigError, TrainingError)}
 
 
 def silently(done: int, total: int, note: str) -> None:
@@ -111,8 +112,8 @@ ALONE = Ranks()
 def joined() -> Generator[Ranks]:
     """Connects this process to the other processes of its update, and yields its place among them.
 
-    Processes that `launch` started connect through a file. Processes that torchrun started connect through the address
-    in the environment variable `MASTER_ADDR`. A process that is the only one of its update connects to none.
+    Processes that `launch` started connect through a file, and those of torchrun through the address in `MASTER_ADDR`.
+    A process that is the only one of its update connects to none.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -129,22 +130,19 @@ def joined() -> Generator[Ranks]:
 
 
 def launch(directory: Path, processes: int, progress: Progress) -> None:
-    """Runs the update of a job `directory` in new processes, and returns when the update is complete.
+    """Runs the update of a job `directory`, which holds the job's file, in new processes, and returns at its end.
 
-    Args:
-        directory: A job directory to which `claim` has written the job's file.
-        processes: Number of processes to start.
-        progress: Called with the progress that the processes report.
-
-    Raises:
-        TrainingError: The update failed, or a process died.
-        ConfigError: This machine lacks the backend or the GPUs that the job's config asks for.
+    Raises `TrainingError` if the update failed or a process died, and `ConfigError` if this machine lacks the backend
+    or the GPUs that the job's config asks for.
     """
     started: list[Child] = []
     with TemporaryDirectory(prefix="rendezvous-", dir=directory) as private:
         try:
+            environment = _environment(processes, Path(private) / "store")
             for rank in range(processes):
-                started.append(_start(directory, rank, _environment(processes, Path(private) / "store")))
+                command = [sys.executable, "-m", "art_patch.training", str(directory)]
+                its = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                started.append(Child(command, its, stderr=subprocess.STDOUT))
             _listen(started, progress)
         finally:
             # All are killed before the first wait: they wait for each other. All they write is published by rename, so
@@ -165,11 +163,6 @@ def _environment(processes: int, rendezvous: Path) -> dict[str, str]:
     return {**defaults, **os.environ, "WORLD_SIZE": str(processes), _RENDEZVOUS: str(rendezvous)}
 
 
-def _start(directory: Path, rank: int, environment: dict[str, str]) -> Child:
-    command = [sys.executable, "-m", "art_patch.training", str(directory)]
-    return Child(command, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.STDOUT)
-
-
 def _listen(started: list[Child], progress: Progress) -> None:
     """Passes progress on until all processes have ended well; raises the error of the first process that fails."""
     heard: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
@@ -181,9 +174,18 @@ def _listen(started: list[Child], progress: Progress) -> None:
         rank, line = heard.get()
         if line is None:
             running -= 1
-            _require_success(started[rank].wait(), tails[rank])
+            if code := started[rank].wait():
+                said = "\n".join(tails[rank])
+                raise TrainingError(
+                    f"a training process ended with {code}; the next cycle goes on from its last checkpoint. If the "
+                    "machine ran out of memory, lower micro_batch_tokens or processes. It said last:\n"
+                    f"{said}"
+                )
         elif line.startswith(_MARK):
-            _pass_on(json.loads(line.removeprefix(_MARK)), progress)
+            message = json.loads(line.removeprefix(_MARK))
+            if "error" in message:
+                raise _KINDS.get(message["error"], TrainingError)(message["message"])
+            progress(message["done"], message["total"], message["note"])
         else:
             tails[rank].append(line.rstrip())
 
@@ -195,24 +197,6 @@ def _hear(rank: int, process: Child, heard: SimpleQueue[tuple[int, str | None]])
             for line in output:
                 heard.put((rank, line))
     heard.put((rank, None))
-
-
-def _pass_on(message: dict[str, Any], progress: Progress) -> None:
-    if "error" in message:
-        raise _KINDS.get(message["error"], TrainingError)(message["message"])
-    progress(message["done"], message["total"], message["note"])
-
-
-_KINDS: dict[str, type[ArtPatchError]] = {kind.__name__: kind for kind in (ConfigError, TrainingError)}
-
-
-def _require_success(code: int, tail: deque[str]) -> None:
-    if code != 0:
-        said = "\n".join(tail)
-        raise TrainingError(
-            f"a training process ended with {code}; the next cycle goes on from its last checkpoint. If the machine "
-            f"ran out of memory, lower micro_batch_tokens or processes. It said last:\n{said}"
-        )
 
 
 # The functions below run in the processes that were started.
@@ -234,9 +218,6 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """Makes this process exit when its launcher ends, even if the launcher is killed.
-
-    It does nothing in a process that `launch` did not start.
-    """
+    """Makes a process that `launch` started exit when its launcher ends, even if the launcher is killed."""
     if _RENDEZVOUS in os.environ:
         when_parent_ends(lambda: os._exit(1))

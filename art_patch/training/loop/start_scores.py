@@ -4,8 +4,9 @@ They are stored in the job directory. An update that is continued after a kill r
 then no longer holds the policy from the start of the update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any
 
@@ -31,56 +32,42 @@ class StartScores:
     its rows (token sequences) in order.
     """
 
-    # Log-probabilities of the trajectories in the training groups, under the policy at the start of the update.
-    old: tuple[Tensor, ...]
-    # Log-probabilities of the same trajectories under the reference policy; `None` unless the loss has a KL term.
-    reference: tuple[Tensor, ...] | None
-    # Log-probabilities of the learned tokens of each pair, first the better row's and then the worse row's, under the
-    # policy at the start.
-    pairs: tuple[Tensor, ...]
+    old: tuple[Tensor, ...]  # of the trajectories in the training groups, under the policy at the start of the update
+    reference: tuple[Tensor, ...] | None  # the same under the reference policy; `None` unless the loss has a KL term
+    pairs: tuple[Tensor, ...]  # of each pair, first the better row's, under the policy at the start
     # Largest difference between recorded and computed log-probability, over tokens that the policy at the start
     # sampled. A large value means that trainer and server do not compute the same. `None` if that policy sampled no
     # token of the data.
     gap_nats: float | None
-    # Log-probabilities of the evaluation groups' trajectories, under the policy at the start.
-    eval_old: tuple[Tensor, ...] = ()
-    # Log-probabilities of the evaluation groups' trajectories, under the reference policy; `None` unless the loss has a
-    # KL term.
-    eval_reference: tuple[Tensor, ...] | None = None
+    eval_old: tuple[Tensor, ...] = ()  # of the evaluation groups' trajectories, as `old`
+    eval_reference: tuple[Tensor, ...] | None = None  # of the evaluation groups' trajectories, as `reference`
 
 
 def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
     """Reads the scores from the job's `directory`, or computes them with `model` and writes them there.
 
-    Args:
-        job: Input of the update.
-        model: The model as it was loaded, before any optimizer step or restored checkpoint.
-        scorer: The scorer of `model`.
-        directory: The job directory, where the file with the scores is.
-        ranks: This process's place among the processes of the update. Each one computes a part, and the first writes.
-
-    Raises:
-        TrainingError: The model gives no finite log-probability, or the file cannot be read or written.
+    `model` is as it was loaded, before any optimizer step or restored checkpoint. Each process of the update computes a
+    part, and the first writes. Raises `TrainingError` if the model gives no finite log-probability, or if the file
+    cannot be read or written.
     """
     lessons = lessons_of(job)
-    examples, evaluated = _examples(lessons), _examples(evaluated_of(job))
-    pairs = [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
+    asked = {
+        "old": _examples(lessons),
+        "eval_old": _examples(evaluated_of(job)),
+        "pairs": [Example((pair.chosen, pair.rejected)) for pair in job.pairs],
+    }
     found = read_file(directory / _FILE)
-    arrays = found[0] if found else _computed(job, model, scorer, examples, evaluated, pairs, ranks)
+    arrays = found[0] if found else _computed(job, model, scorer, asked, ranks)
     if found is None and ranks.first:
         write_file(directory / _FILE, file_content(arrays, {}))
-    flat = {name: torch.from_numpy(array).to(scorer.device) for name, array in arrays.items()}
+    asked |= {"reference": asked["old"], "eval_reference": asked["eval_old"]}
     # Read back in one piece and cut by example, in the order in which `_flat` wrote them.
+    scores: dict[str, tuple[Tensor, ...]] = {
+        name: torch.from_numpy(array).to(scorer.device).split([example.sampled for example in asked[name]])
+        for name, array in arrays.items()
+    }
     own = [own for lesson in lessons for own in lesson.on_policy]
-    old = _by_example(flat["old"], examples)
-    return StartScores(
-        old=old,
-        reference=_by_example(flat["reference"], examples) if "reference" in flat else None,
-        pairs=_by_example(flat["pairs"], pairs),
-        gap_nats=_gap(examples, old, own),
-        eval_old=_by_example(flat["eval_old"], evaluated),
-        eval_reference=_by_example(flat["eval_reference"], evaluated) if "eval_reference" in flat else None,
-    )
+    return StartScores(**{"reference": None} | scores, gap_nats=_gap(asked["old"], scores["old"], own))
 
 
 def _examples(lessons: Sequence[Lesson]) -> list[Example]:
@@ -88,16 +75,9 @@ def _examples(lessons: Sequence[Lesson]) -> list[Example]:
 
 
 def _computed(
-    job: TrainJob,
-    model: Any,
-    scorer: Scorer,
-    examples: Sequence[Example],
-    evaluated: Sequence[Example],
-    pairs: Sequence[Example],
-    ranks: Ranks,
+    job: TrainJob, model: Any, scorer: Scorer, asked: Mapping[str, Sequence[Example]], ranks: Ranks
 ) -> dict[str, Any]:
     tokens = job.config.micro_batch_tokens
-    asked = {"old": examples, "eval_old": evaluated, "pairs": pairs}
     scores = {name: _flat(scorer, each, tokens, ranks) for name, each in asked.items()}
     # The loss drops single tokens that are not finite. Where none is finite the model itself is broken.
     if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
@@ -108,17 +88,15 @@ def _computed(
     # Before the first step the trained LoRA is still the policy at the start; only the reference must be loaded.
     if job.config.loss.kl_coefficient:
         with as_reference(model, job.parent if job.config.reference == "champion" else None):
-            scores["reference"] = _flat(scorer, examples, tokens, ranks)
-            scores["eval_reference"] = _flat(scorer, evaluated, tokens, ranks)
+            scores["reference"] = _flat(scorer, asked["old"], tokens, ranks)
+            scores["eval_reference"] = _flat(scorer, asked["eval_old"], tokens, ranks)
     return {name: values.cpu().numpy() for name, values in scores.items()}
 
 
 @torch.no_grad()
 def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: Ranks) -> Tensor:
     """Returns the log-probabilities of all examples, one after another."""
-    first = [0]
-    for example in examples:
-        first.append(first[-1] + example.sampled)
+    first = [0, *accumulate(example.sampled for example in examples)]
     # Each process fills in its own examples and leaves 0 elsewhere, so the sum over processes holds all of them.
     flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
     for pack in ranks.shard(examples, max_tokens):
@@ -127,20 +105,11 @@ def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: R
     return ranks.sum(flat)
 
 
-def _by_example(flat: Tensor, examples: Sequence[Example]) -> tuple[Tensor, ...]:
-    return flat.split([example.sampled for example in examples])
-
-
 def _gap(examples: Sequence[Example], old: Sequence[Tensor], on_policy: Sequence[bool]) -> float | None:
     gaps: list[Tensor] = []
     for example, its_old, own in zip(examples, old, on_policy, strict=True):
         if own:  # of another policy's tokens a gap is expected
-            recorded = [
-                logprob
-                for row in example.rows
-                for logprob, sampled in zip(row.logprobs_T, row.sampled_T, strict=True)
-                if sampled
-            ]
+            recorded = [logprob for row in example.rows for logprob in compress(row.logprobs_T, row.sampled_T)]
             gaps.append((its_old - torch.tensor(recorded, dtype=its_old.dtype, device=its_old.device)).abs())
     finite = [gap[gap.isfinite()] for gap in gaps]
     return max((float(gap.max()) for gap in finite if len(gap)), default=None)
