@@ -55,24 +55,17 @@ class Forest:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A rectangle of attention: a run of packed tokens (queries) attends to a run of packed tokens (keys).
-
-    With `causal` both runs are the same, and each token sees those up to itself; otherwise each query sees all keys.
-    `window` is the number of tokens that a token sees, itself included; `None` is no bound.
-    """
+    """A rectangle of attention: a run of packed tokens (queries) attends to a run of packed tokens (keys)."""
 
     queries: slice
     keys: slice
-    causal: bool
+    causal: bool  # both runs are the same and each token sees those up to itself; otherwise each query sees all keys
     scale: float
-    window: int | None
+    window: int | None  # number of tokens that a token sees, itself included; `None` is no bound
 
 
 def register() -> None:
-    """Registers `tree_attention` in transformers under `NAME`.
-
-    A model uses it after `model.set_attn_implementation(NAME)`.
-    """
+    """Registers `tree_attention` in transformers; a model uses it after `model.set_attn_implementation(NAME)`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, tree_attention)

@@ -43,8 +43,8 @@ class Family:
 
     name: str  # name of the family, which people read
     model_types: tuple[str, ...]  # the values of `config.model_type` that belong to the family
-    # A module gets a LoRA if its name ends with one of these. If empty, every linear layer of the transformer blocks
-    # except routers gets one.
+    # Endings of the names of the modules that get a LoRA. If empty, every linear layer of the transformer blocks except
+    # routers gets one.
     targets: tuple[str, ...]
     end_of_turn: tuple[str, ...] = ()  # tokens that end an answer, besides the tokenizer's own end-of-sequence token
     # Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the thoughts of
@@ -115,9 +115,7 @@ def target_names(model: Any) -> list[str]:
 
     The result is a list of module-name endings if these match the wanted layers and no others. Otherwise it lists the
     full module names. In a model that also processes images or audio, only layers of the language model are chosen.
-
-    Raises:
-        TrainingError: The model has no linear layer that may get a LoRA.
+    Raises `TrainingError` if no linear layer may get a LoRA.
     """
     linear = linear_names(model)
     targets = family_of(model.config.model_type).targets

@@ -54,17 +54,10 @@ def _the_adapter(layer: Any) -> str | None:
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
         return None
     name = layer.active_adapters[0]
-    plain = (
-        name in layer.lora_A
-        and name not in layer.lora_variant
-        and not _drops(layer.lora_dropout[name])
-        and not layer.lora_bias[name]
-    )
-    return name if plain else None
-
-
-def _drops(dropout: nn.Module) -> bool:
-    return dropout.training and not isinstance(dropout, nn.Identity)
+    if name not in layer.lora_A or name in layer.lora_variant or layer.lora_bias[name]:
+        return None
+    dropout = layer.lora_dropout[name]
+    return None if dropout.training and not isinstance(dropout, nn.Identity) else name
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -103,11 +96,7 @@ def dropout_off(model: Any) -> None:
 def dropout_on(model: Any, config: TrainConfig, step: int, rank: int) -> Generator[None]:
     """Switches the LoRA's dropout on inside the block and off at its end; does nothing if `config.lora_dropout` is 0.
 
-    Args:
-        model: A model whose LoRA was created with the dropout of `config`.
-        config: Settings of the update; `lora_dropout` and `seed` are used.
-        step: Number of the optimizer step in the plan of the update, from 0.
-        rank: Number of this process among the processes of the update, from 0.
+    `step` is the number of the optimizer step in the plan of the update, and `rank` the number of this process.
     """
     if not config.lora_dropout:
         yield

@@ -56,13 +56,8 @@ class Scorer:
     def __init__(self, model: Any, *, share: bool = True) -> None:
         """Switches the model's attention to `tree_attention`, unless a comparison of scores shows that this is wrong.
 
-        Args:
-            model: The model, already on its device. Its attention implementation is changed in place.
-            share: Whether to compute common beginnings of token sequences once. `False` computes every sequence by
-                itself, for comparisons.
-
-        Raises:
-            TrainingError: The model is not a causal language model.
+        `model` is on its device; its attention implementation is changed in place. Without `share`, every sequence is
+        computed by itself, for comparisons. Raises `TrainingError` if the model is not a causal language model.
         """
         self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = _decoder_of(self._causal)
@@ -93,9 +88,9 @@ class Scorer:
 
     @torch.no_grad()
     def next_TV(self, ids_T: Sequence[int]) -> Tensor:
-        """Returns the log-probability of every vocabulary entry as next token after each of the T tokens.
+        """Returns the log-probability (T, V) of every vocabulary entry as next token after each of T tokens.
 
-        The shape is (T, V) and the temperature is 1. All logits are held at once, so T must be small.
+        The temperature is 1. All logits are held at once, so T must be small.
         """
         tree = tree_of([np.array(ids_T, dtype=np.int64)])
         return torch.log_softmax(self._head(self._hidden_PW(tree)), dim=-1)
@@ -138,9 +133,9 @@ class Scorer:
     def prove(self, examples: Sequence[Example]) -> None:
         """Checks on the training data that computing common beginnings once does not change the scores.
 
-        If it does, the model computes all rows (token sequences) one by one from then on. The constructor made the same
-        comparison with short rows only, but a model may have a sliding window that only long rows exceed. So this
-        method scores the longest row of all examples, and the row after it, both together and one by one.
+        If it does, the model computes all rows (token sequences) one by one from then on. The constructor compared
+        short rows only, but a model may have a sliding window that only long rows exceed. So the longest row of all
+        examples, and the row after it, are scored both together and one by one.
         """
         rows = [row for example in examples for row in example.rows]
         if not self.shares or not rows:
@@ -217,9 +212,8 @@ def _fork(vocabulary: int) -> Pack:
 class LastBlock:
     """Restricts the second half of a model's last block to the positions from which sampled tokens are predicted.
 
-    After the attention of the last block, tokens no longer influence each other, and only hidden states from which a
-    sampled token is predicted are used. So the attention's output projection and the MLP of the last block are computed
-    only at these positions. At all other positions they return zeros, which are never used. In agent traffic most
+    After the attention of the last block, tokens no longer influence each other. So its output projection and its MLP
+    are computed only at these positions; elsewhere they return zeros, which are never used. In agent traffic most
     tokens are prompts and tool results, so this saves most of the work of one block.
 
     Attributes:
@@ -255,8 +249,7 @@ class Head:
         """Takes the language head of `model`, and from its config how the model scales or caps the logits."""
         self._linear = model.get_output_embeddings()
         config = model.config.get_text_config()
-        # The three ways in which models of transformers change the head's output: a soft cap (Gemma 2), a factor
-        # (Cohere), a divisor (Granite).
+        # Models of transformers change the head's output by a soft cap (Gemma 2), a factor (Cohere), a divisor (Granite).
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self.vocabulary: int = self._linear.weight.shape[0]
@@ -289,8 +282,7 @@ def logprobs(
     order_N = torch.argsort(place_N, stable=True)
     edges = torch.arange(0, len(hidden_QW) + step, step, device=place_N.device).clamp_(max=len(hidden_QW))
     cuts = torch.searchsorted(place_N[order_N], edges).tolist()
-    found: list[Tensor] = []
-    entropies: list[Tensor] = []
+    found: list[tuple[Tensor, Tensor]] = []
     for begin, first, last in zip(range(0, len(hidden_QW), step), cuts, cuts[1:], strict=False):
         mine = order_N[first:last]
         chunk = slice(begin, begin + step)
@@ -298,11 +290,10 @@ def logprobs(
         arguments = (head, hidden_QW[chunk], divisor, place_N[mine] - begin, target_N[mine])
         # One chunk alone is kept: recomputing it would cost time and save nothing.
         again = len(hidden_QW) > step and torch.is_grad_enabled()
-        logprob, entropy = checkpoint(_chunk, *arguments, use_reentrant=False) if again else _chunk(*arguments)
-        found.append(logprob)
-        entropies.append(entropy)
+        found.append(checkpoint(_chunk, *arguments, use_reentrant=False) if again else _chunk(*arguments))
     back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
-    return torch.cat(found)[back_N], torch.cat(entropies)[back_N]
+    logprob_N, entropy_N = (torch.cat(chunks)[back_N] for chunks in zip(*found, strict=True))
+    return logprob_N, entropy_N
 
 
 def _chunk(

@@ -10,6 +10,7 @@ and P pairs of rows.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -31,7 +32,6 @@ Sums = dict[str, float]
 # Adds the gradient of a step on these items to this process's gradient, and returns sums over its packs.
 Gradient = Callable[[Sequence[int]], Sums]
 _LossOfPack = Callable[[Pack, Scored], tuple[Tensor, Sums]]
-_WORK = ("loss", "computed_tokens", "distinct_tokens", "row_tokens")
 _NOTHING_SEEN: Sums = {"tokens": 0.0, "entropy_nats": 0.0}
 
 
@@ -62,17 +62,17 @@ class _ByPacks:
     def backward(self, examples: Sequence[Sequence[Example]], loss_of: _LossOfPack, none: Sums) -> Sums:
         """Computes the gradient of this process's packs and returns the sums over them.
 
-        Args:
-            examples: The examples of each item of the step.
-            loss_of: Loss and sums of a pack. The pack's `examples_E` count the examples of all items.
-            none: The sums over no pack.
+        `examples` are those of each item of the step; a pack's `examples_E` count them over all items. `none` are the
+        sums over no pack.
         """
-        sums = none | dict.fromkeys(_WORK, 0.0)
+        sums = none | dict.fromkeys(("loss", "computed_tokens", "distinct_tokens", "row_tokens"), 0.0)
         for pack in self._packs(examples):
             scored = self.scorer.score(pack)
             loss, seen = loss_of(pack, scored)
             loss.backward()  # gradients add up over packs; the activations of this pack are freed
-            seen |= {"loss": loss.item()} | _work_of(pack, scored)
+            seen["loss"] = loss.item()
+            seen["computed_tokens"], seen["distinct_tokens"] = scored.computed, pack.tokens
+            seen["row_tokens"] = sum(len(where_T) for where_T in pack.tree.where_R)
             sums = {name: value + seen[name] for name, value in sums.items()}
         return sums
 
@@ -89,20 +89,11 @@ class _ByPacks:
             first += len(together)
 
 
-def _work_of(pack: Pack, scored: Scored) -> Sums:
-    return {
-        "computed_tokens": float(scored.computed),
-        "distinct_tokens": float(pack.tokens),
-        "row_tokens": float(sum(len(where_T) for where_T in pack.tree.where_R)),
-    }
-
-
 def _of_groups(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradient:
     lessons = lessons_of(job)
-    places: list[range] = []  # of each lesson's examples among those of all lessons, as `StartScores` counts them
-    for lesson in lessons:
-        first = places[-1].stop if places else 0
-        places.append(range(first, first + len(lesson.examples)))
+    # Of each lesson's examples among those of all lessons, as `StartScores` counts them.
+    edges = accumulate((len(lesson.examples) for lesson in lessons), initial=0)
+    places = [range(first, stop) for first, stop in pairwise(edges)]
 
     def gradient(items: Sequence[int]) -> Sums:
         chosen = [place for item in items for place in places[item]]
@@ -122,8 +113,6 @@ def _loss_of_lessons(
 
     `old` and `reference` are log-probabilities of each example, under the policy at the start and under the reference.
     """
-    tokens = sum(lesson.tokens for lesson in lessons)
-    trajectories = sum(lesson.trajectories for lesson in lessons)
 
     def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
         def of(known: Sequence[Tensor]) -> Tensor:
@@ -139,8 +128,8 @@ def _loss_of_lessons(
                 recorded_N=recorded_N,
                 advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(like),
                 trajectory_N=torch.from_numpy(pack.example_N).to(like.device),
-                tokens_in_step=tokens,
-                trajectories_in_step=trajectories,
+                tokens_in_step=sum(lesson.tokens for lesson in lessons),
+                trajectories_in_step=sum(lesson.trajectories for lesson in lessons),
                 reference_N=None if reference is None else of(reference),
                 entropy_N=scored.entropy_N,
             ),
@@ -203,14 +192,12 @@ def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) ->
     Returns three metrics, or an empty dict if no group has different rewards:
 
     - `eval_loss`: the loss that an optimizer step on all evaluation groups together would have.
-    - `eval_kl_nats`: k2 estimate of KL(policy that sampled || policy in training) per token. It measures how far the
-      policy moved on groups that it did not learn from.
+    - `eval_kl_nats`: k2 estimate of KL(policy that sampled || policy in training) per token.
     - `eval_gain_nats`: the mean over tokens of the advantage times the increase of the token's log-probability since
       the start of the update. Above 0, better runs have become likelier relative to worse ones. If it falls while the
       training loss falls, the policy overfits the training groups.
 
-    An evaluation uses no gradient, no dropout and no random number, so it does not change the weights that an update
-    makes.
+    An evaluation uses no gradient, dropout or random number, so it does not change the weights that an update makes.
     """
     lessons = evaluated_of(job)
     loss_of = _loss_of_lessons(lessons, start.eval_old, start.eval_reference, job.config.loss)

@@ -114,7 +114,7 @@ class CheckpointWriter:
         self._kept_at = time.monotonic()
 
     def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
-        """Writes a checkpoint if one is due by time or by number of steps, or if `now` is true; call it after every step.
+        """Writes a checkpoint if one is due by time or by number of steps, or or if `now`; call it after every step.
 
         Raises `TrainingError` if the disk is full or not writable. The previous checkpoint stays valid.
         """

@@ -65,12 +65,8 @@ def load(job: TrainJob, device: torch.device) -> Any:
 def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device | None = None) -> Any:
     """Loads the base model with a LoRA by peft. All dropout is off until `dropout_on` switches the LoRA's on.
 
-    Args:
-        base: Model directory or hub id of the base model.
-        adapter: Directory of the LoRA to continue. `None` adds a new LoRA, with which the model computes the same as
-            without it until the first optimizer step.
-        config: Settings of the update.
-        device: The device to load the model on; `None` means a GPU if there is one, else the CPU.
+    `base` is a model directory or hub id, `adapter` the directory of the LoRA to continue. Without one, a new LoRA is
+    added, with which the model computes the same as without it until the first optimizer step.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -104,19 +100,15 @@ def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, d
     """Loads the base model with a LoRA by Unsloth (https://unsloth.ai/docs), which computes faster than peft on CUDA.
 
     Arguments and result are those of `load_policy`. Call it only in a process that imported Unsloth before
-    transformers. The code was written from Unsloth's documentation, and its tests need a GPU
-    (`tests/gpu/test_unsloth.py`).
+    transformers. Its tests need a GPU (`tests/gpu/test_unsloth.py`).
     """
     from unsloth import FastLanguageModel  # type: ignore[import-not-found]  # isort: skip  # first of all
     from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
 
     model, _ = FastLanguageModel.from_pretrained(
-        model_name=base,
-        max_seq_length=config.max_tokens,
-        dtype=_weights_dtype(config, device),
-        load_in_4bit=False,
+        model_name=base, max_seq_length=config.max_tokens, dtype=_weights_dtype(config, device), load_in_4bit=False,
         device_map={"": device.index or 0},
-    )
+    )  # fmt: skip
     kept: Any = None if adapter is None else LoraConfig.from_pretrained(str(adapter))
     model = FastLanguageModel.get_peft_model(
         model,
@@ -140,8 +132,9 @@ def default_device(rank: int = 0) -> torch.device:
 
 
 def _weights_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, config.dtype)
 
 
 def _recomputes(config: TrainConfig, device: torch.device) -> bool:

@@ -33,12 +33,12 @@ class StartScores:
     """
 
     old: tuple[Tensor, ...]  # of the trajectories in the training groups, under the policy at the start of the update
-    reference: tuple[Tensor, ...] | None  # the same under the reference policy; `None` unless the loss has a KL term
     pairs: tuple[Tensor, ...]  # of each pair, first the better row's, under the policy at the start
     # Largest difference between recorded and computed log-probability, over tokens that the policy at the start
     # sampled. A large value means that trainer and server do not compute the same. `None` if that policy sampled no
     # token of the data.
     gap_nats: float | None
+    reference: tuple[Tensor, ...] | None = None  # as `old`, under the reference policy; `None` without a KL term
     eval_old: tuple[Tensor, ...] = ()  # of the evaluation groups' trajectories, as `old`
     eval_reference: tuple[Tensor, ...] | None = None  # of the evaluation groups' trajectories, as `reference`
 
@@ -67,7 +67,7 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
         for name, array in arrays.items()
     }
     own = [own for lesson in lessons for own in lesson.on_policy]
-    return StartScores(**{"reference": None} | scores, gap_nats=_gap(asked["old"], scores["old"], own))
+    return StartScores(**scores, gap_nats=_gap(asked["old"], scores["old"], own))
 
 
 def _examples(lessons: Sequence[Lesson]) -> list[Example]:

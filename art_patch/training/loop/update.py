@@ -56,12 +56,8 @@ def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) ->
 def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ranks: Ranks = ALONE) -> UpdateMetrics:
     """Trains and publishes one policy; after an interrupted call, continues from the newest checkpoint.
 
-    Args:
-        job: The complete input of the update.
-        directory: The job's own directory, which holds the job's file, scores and checkpoints. It may be deleted once
-            the ledger has registered the policy.
-        progress: Called before loading and after each optimizer step with steps done, their total, and a line of text.
-        ranks: This process's place among the processes that make the same update.
+    The job's own `directory` holds the job's file, scores and checkpoints. It may be deleted once the ledger has
+    registered the policy. `progress` is called before loading and after each optimizer step.
 
     Raises:
         TrainingError: There is nothing to learn; a loss, gradient or weight is not finite; the first step already
