@@ -53,26 +53,23 @@ class TrainConfig:
         epochs: Number of passes over the data. With more than two, the policy moves far from the one that sampled it.
         minibatches: Number of optimizer steps in each epoch, each on complete groups. With more steps, the policy moves
             further on the same data.
-        batch_size: Number of items (groups, demonstrations or pairs) in an optimizer step. If it is given, it replaces
-            `minibatches`. `None`: `minibatches` sets the number of steps.
-        gradient_accumulation_steps: Number of batches of `batch_size` items in one optimizer step, as in TRL. The
-            batches are computed one after another. The gradient equals that of one large batch, also in the numbers by
-            which the loss is divided. A beginning that rows of several batches have in common is computed once in each
-            of them. It needs `batch_size`. The memory is bounded by `micro_batch_tokens` in any case.
+        batch_size: Number of items (groups, demonstrations or pairs) in an optimizer step. `None`: `minibatches` sets
+            the number of steps.
+        gradient_accumulation_steps: Number of batches of `batch_size` items in one optimizer step, as in TRL; it needs
+            `batch_size`. The gradient equals that of one large batch. A beginning that rows of several batches have in
+            common is computed once in each of them. The memory is bounded by `micro_batch_tokens` in any case.
         total_steps: Largest number of optimizer steps of an update, over all phases. `None`: as many steps as `epochs`
             passes over the data take.
-        warmup_steps: Number of optimizer steps at the start of each phase over which the learning rate rises to its
-            peak.
+        warmup_steps: Optimizer steps at the start of each phase over which the learning rate rises to its peak.
         start: "champion" continues the champion's LoRA. "base" begins a new LoRA, so everything that earlier updates
             learned is lost, good and bad.
         lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
             is continued keeps its own rank.
         lora_alpha: Scale of a new LoRA. A LoRA that is continued keeps its own scale.
         lora_dropout: Share of a LoRA's inputs that each optimizer step drops, as in peft; it also applies to a LoRA
-            that is continued. The default is 0 because the losses compare the policy in training with the one that
-            sampled. With dropout, their ratio is not 1 in the first step, which adds noise to `kl_nats` and to the
-            clip. Scores at the start, the reference, evaluations and serving are computed without dropout. A token that
-            several rows have in common is computed once, so all of these rows get the same dropout mask.
+            that is continued. With dropout, the ratio of the policy in training to the one that sampled is not 1 in the
+            first step, which adds noise to `kl_nats` and to the clip. All else is computed without dropout. A token
+            that several rows have in common is computed once, so all of these rows get the same dropout mask.
         loss: The loss that is minimised on groups; DAPO by default.
         reference: The policy from which a KL term keeps the trained policy from moving far, if `loss.kl_coefficient` is
             not 0. "base" preserves the general abilities of the base model, "champion" keeps each single update small.
@@ -87,18 +84,15 @@ class TrainConfig:
         rehearse_weight: Weight of the rehearsed answers' mean negative log-likelihood, which is added to the loss on
             groups. If it is too large, the policy learns nothing new.
         preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to the policy at the start.
-        weight_decay: Weight decay of AdamW: each step reduces every LoRA weight by the share (learning rate times this
-            number).
+        weight_decay: Of AdamW: each step reduces every LoRA weight by the share (learning rate times this number).
         max_grad_norm: Largest norm of an optimizer step's gradient; a larger gradient is scaled down to it.
         max_staleness: A trajectory is not trained on if its policy is more than this many steps behind the champion.
         max_kl_nats: The update ends before the first step at which KL(policy that sampled || policy in training) per
             token is above this. The result of the steps made until then is published; if there is none, the update
             fails. `None`: no limit.
-        max_clip_fraction: The update ends before the first step at which the share of tokens beyond the clip or the cap
-            of the loss is above this, as with `max_kl_nats`. `None`: no limit, because a token beyond the clip has no
-            gradient.
-        micro_batch_tokens: Number of distinct tokens that are computed at once. It bounds the memory, and changes
-            results only by rounding.
+        max_clip_fraction: Ends the update as `max_kl_nats` does, for the share of tokens beyond the clip or the cap of
+            the loss. `None`: no limit, because a token beyond the clip has no gradient.
+        micro_batch_tokens: Number of distinct tokens computed at once. It bounds the memory and changes only rounding.
         max_tokens: Largest number of tokens in a row; the rest of a longer row is cut off and not trained.
         learn_truncated: Whether to train on answers that were cut off at their length limit. If a judge gives them low
             rewards, the policy learns to be brief, but also to avoid the content of these answers. `False` leaves their
@@ -112,8 +106,7 @@ class TrainConfig:
         checkpoint_every_s: Seconds between checkpoints. An update that is killed loses at most the work of this time,
             or of one step if a step takes longer. 0 writes a checkpoint after every step.
         save_steps: A checkpoint is also written each time after this many optimizer steps. It replaces the previous
-            checkpoint and is used only to continue after a kill; the policy is published at the end of the update.
-            `None`: checkpoints are written by time only.
+            checkpoint and is used only to continue after a kill. `None`: checkpoints are written by time only.
         eval_steps: The policy is evaluated each time after this many optimizer steps, and at the end, on groups that it
             does not learn from, see `art_patch.training.loop.gradients.evaluate`. `retrain` uses held-out groups that
             already have rewards, and states in its metrics if there are none. With `model.train(eval_groups=...)` you
@@ -218,13 +211,9 @@ class TrainConfig:
         # Words of other trainers. They only set fields of the loss, so that each setting has one place to be read from.
         if beta is not None and kl_penalty is not None:
             raise ConfigError(f"beta={beta!r} and kl_penalty={kl_penalty!r} say the same; leave one of them out")
-        said: dict[str, float] = {}
-        if (coefficient := kl_penalty if beta is None else beta) is not None:
-            said["kl_coefficient"] = coefficient
-        if clip_range is not None:
-            low, high = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
-            said |= {"clip_low": low, "clip_high": high}
-        if said:
+        low, high = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
+        given = {"kl_coefficient": kl_penalty if beta is None else beta, "clip_low": low, "clip_high": high}
+        if said := {name: value for name, value in given.items() if value is not None}:
             object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
         for name, known in _CHOICES.items():
             require_one_of(name, getattr(self, name), get_args(known))
@@ -240,10 +229,7 @@ class TrainConfig:
 
 
 def require_packages() -> None:
-    """Raises `ConfigError` if a package that training needs (torch or peft, for example) is not installed.
-
-    The check imports none of these packages.
-    """
+    """Raises `ConfigError` if a package that training needs is not installed; imports none of them."""
     packages = ("numpy", "peft", "safetensors", "torch", "transformers")
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ConfigError(

@@ -58,7 +58,7 @@ class Renderer:
 
         Raises `Unusable` if the chat template refuses the messages, or if they hold an image, audio or a file.
         """
-        return self._encode(self._render(call, call.messages, generate=True))
+        return self._encode(self._render(call))
 
     def turn(self, call: Call, answer: JSON) -> Turn:
         """Returns the token ids of a call's prompt and of `answer`, from which the answer can be learned.
@@ -66,7 +66,7 @@ class Renderer:
         `answer` is an assistant message that was not cut off at its length limit. Raises `Unusable` if the chat
         template leaves a part of it out, or if the answer's tokens cannot be separated from those of the prompt.
         """
-        prompt = self._render(call, call.messages, generate=True)
+        prompt = self._render(call)
         # SDKs send many keys that are null; templates ask whether a key is there.
         given = {key: value for key, value in answer.items() if value is not None}
         added = self._added(call, prompt, given)
@@ -84,26 +84,22 @@ class Renderer:
         thoughts = next((answer[key] for key in _THOUGHTS if isinstance(answer.get(key), str)), "")
         silent = {key: value for key, value in answer.items() if key not in _THOUGHTS}
         # Under both names: templates differ in the one that they read.
-        whole = self._whole(call, silent | dict.fromkeys(_THOUGHTS, thoughts) if thoughts else silent)
+        whole = self._render(call, silent | dict.fromkeys(_THOUGHTS, thoughts) if thoughts else silent)
         if whole.startswith(prompt):
             return whole[len(prompt) :]
-        opened = _after_opened_thoughts(prompt, whole, thoughts, self.family.thinking)
-        if opened is not None:
+        if (opened := _after_opened_thoughts(prompt, whole, thoughts, self.family.thinking)) is not None:
             return opened
-        if thoughts and (whole := self._whole(call, silent)).startswith(prompt):  # the second remedy
+        if thoughts and (whole := self._render(call, silent)).startswith(prompt):  # the second remedy
             return whole[len(prompt) :]
         raise Unusable("the chat template renders the prompt otherwise when an answer follows")
 
-    def _whole(self, call: Call, answer: JSON) -> str:
-        return self._render(call, (*call.messages, answer), generate=False)
-
-    def _render(self, call: Call, messages: Sequence[JSON], *, generate: bool) -> str:
-        form = FORMS[self.engine]
+    def _render(self, call: Call, answer: JSON | None = None) -> str:
+        form, messages = FORMS[self.engine], call.messages if answer is None else (*call.messages, answer)
         try:
             return self.tokenizer.apply_chat_template(
                 form.messages(messages, str(self.tokenizer.chat_template)),
                 tools=form.tools(call) or None,
-                add_generation_prompt=generate,
+                add_generation_prompt=answer is None,
                 tokenize=False,
                 **template_arguments(call.params),
             )

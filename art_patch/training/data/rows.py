@@ -9,10 +9,9 @@ Tokens that a new row has in common with an earlier one are only context there; 
 Different histories are never aligned with each other.
 
 Tokens of a row after `max_tokens` are cut off and not trained. An answer that was cut off at its length limit is
-trained like any other answer, unless `learn_truncated` is false. Then none of its tokens is trained, and it is only
-context for later turns. A run without any trained token counts neither in the baseline and spread of its group's
-rewards nor in the number of trajectories by which the loss is divided. (TRL's `mask_truncated_completions` counts such
-a run in all of them.)
+trained like any other answer, unless `learn_truncated` is false; then it is only context for later turns. A run without
+any trained token counts neither in the baseline and spread of its group's rewards nor in the number of trajectories by
+which the loss is divided. (TRL's `mask_truncated_completions` counts such a run in all of them.)
 
 A call is left out if its record does not prove that ids and log-probabilities are complete and exact. The reasons,
 listed in `art_patch.trajectories.trainability`, are counted.
@@ -80,8 +79,7 @@ def rows_and_report(
     """Returns the rows (token sequences) of a trajectory, cut after `max_tokens`, and a report about its calls.
 
     Before the cut, each sampled token of the trainable calls is in exactly one row. The calls must be in the order in
-    which they started. If `learn_truncated` is false, no token of an answer that was cut off at its length limit is
-    trained.
+    which they started.
     """
     turns: list[Turn] = []
     left_out: Counter[str] = Counter()
@@ -97,12 +95,12 @@ def rows_and_report(
         left_out[TRUNCATED] = len(not_learned)
     whole = merge(turns, learn_truncated=learn_truncated)
     rows = cut(whole, max_tokens)
-    tokens = total_sampled(rows)
+    tokens = sum(row.sampled for row in rows)
     return rows, RowsReport(
         rows=len(rows),
         forks=max(0, len(whole) - 1),
         tokens=tokens,
-        cut_tokens=total_sampled(whole) - tokens,
+        cut_tokens=sum(row.sampled for row in whole) - tokens,
         truncated_tokens=sum(len(turn.answer_ids_A) for turn in not_learned),
         other_choices=others,
         left_out=dict(left_out),
@@ -128,8 +126,8 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
     """Joins turns (a prompt and its answer as token ids) to rows, the token sequences that are trained.
 
     A turn whose prompt begins with all tokens of a row is appended to the longest such row. Else it starts a new row.
-    The tokens of each answer are marked as sampled. If `learn_truncated` is false, answers that were cut off at their
-    length limit are not marked, so a row may have no marked token.
+    If `learn_truncated` is false, answers that were cut off at their length limit are not marked as sampled, so a row
+    may have no marked token.
     """
     rows: list[Row] = []
     for turn in turns:
@@ -154,11 +152,6 @@ def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
             upto = slice(0, max(place for place, sampled in enumerate(marked) if sampled) + 1)
             kept.append(Row(row.ids_T[upto], row.sampled_T[upto], row.logprobs_T[upto], row.temperature_T[upto]))
     return tuple(kept)
-
-
-def total_sampled(rows: Sequence[Row]) -> int:
-    """Returns the number of sampled tokens, which are trained, in all given rows (token sequences) together."""
-    return sum(row.sampled for row in rows)
 
 
 def recorded_turn(call: Call, later: Sequence[Call]) -> Turn | str:

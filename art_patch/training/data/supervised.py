@@ -177,13 +177,9 @@ def preferences(
     (among those whose last answer was not cut off) and the one with the lowest reward form a pair. All answers of both
     runs are learned. A run that becomes several rows (token sequences) is in no pair.
 
-    Args:
-        scored: Groups with the reward of each sibling.
-        corrections: Runs that people corrected; none of them may belong to a held-out scenario.
-        renderer: Renders messages to token ids of the base model.
-        margin: Smallest difference between two siblings' rewards that makes them a pair; above 0.
-        max_tokens: A pair with a row of more tokens is left out. It is not cut, because then halves of answers would be
-            compared.
+    The first three arguments are those of `demonstrations`. `margin` is the smallest difference between two siblings'
+    rewards that makes them a pair; above 0. A pair with a row of more than `max_tokens` is left out. It is not cut,
+    because then halves of answers would be compared.
     """
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()

@@ -91,16 +91,10 @@ def tree_attention(
     """Computes attention over trees, with the signature that transformers expects of an attention function.
 
     Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E), and
-    `None` in place of the attention weights.
-
-    Args:
-        module: The model's attention layer; its name appears in error messages.
-        attention_mask: Ignored, because the forest determines which token attends to which.
-        forest: The trees. The caller passes them to the model's `forward`, which passes them on to each layer.
-        scaling: Factor of the scores; `None` means D ** -0.5.
-        sliding_window: Number of tokens that a token attends to, including itself; `None` means no limit.
-        more: Further arguments from transformers. Capped scores or attention sinks raise `Unsupported`, and all other
-            arguments are ignored.
+    `None` in place of the attention weights. The `forest`, which the caller passes to the model's `forward`, takes the
+    place of the mask. `scaling` is the factor of the scores, D ** -0.5 by default. `sliding_window` is the number of
+    tokens that a token attends to, including itself. Arguments that ask for capped scores or attention sinks raise
+    `Unsupported`.
     """
     if asked := [name for name in _UNSUPPORTED if more.get(name) is not None]:
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")

@@ -55,7 +55,8 @@ class Family:
 # Two parts in each name: a checkpoint keeps routed experts apart as `experts.0.gate_proj`, and the check of an adapter
 # against the checkpoint would take those for `mlp.gate_proj` if it compared the last part alone.
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_DENSE = (*_ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_SHARED_EXPERT = ("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj")
 _LATENT_ATTENTION = (
     "self_attn.q_proj",  # where queries are not compressed
     "self_attn.q_a_proj",
@@ -66,37 +67,17 @@ _LATENT_ATTENTION = (
 )
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "Qwen 2.5",
-        ("qwen2",),
-        (*_ATTENTION, *_MLP),
-        end_of_turn=("<|im_end|>",),
-        thinking=THINK,  # QwQ and what DeepSeek R1 was distilled into
-    ),
-    Family(
-        "Qwen 1.5 and 2 MoE",
-        ("qwen2_moe",),
-        (*_ATTENTION, "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
-        end_of_turn=("<|im_end|>",),
-    ),
-    Family("Qwen 3", ("qwen3",), (*_ATTENTION, *_MLP), end_of_turn=("<|im_end|>",), thinking=THINK),
-    Family("Qwen 3 MoE", ("qwen3_moe",), _ATTENTION, end_of_turn=("<|im_end|>",), thinking=THINK),
-    Family(
-        "Llama 3 and Mistral",
-        ("llama", "mistral"),
-        (*_ATTENTION, *_MLP),
-        end_of_turn=("<|eot_id|>", "<|eom_id|>"),
-        thinking=THINK,  # what DeepSeek R1 was distilled into
-    ),
-    Family(
-        "DeepSeek V2 and V3",
-        ("deepseek_v2", "deepseek_v3"),  # Kimi's models are of the latter make
-        _LATENT_ATTENTION,
-        end_of_turn=("<|im_end|>",),  # Kimi's
-        thinking=THINK,
-    ),
-    Family("Gemma 2", ("gemma2",), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
-    Family("Gemma 3", ("gemma3_text", "gemma3"), (*_ATTENTION, *_MLP), end_of_turn=("<end_of_turn>",)),
+    # Of these, QwQ and what DeepSeek R1 was distilled into have thoughts.
+    Family("Qwen 2.5", ("qwen2",), _DENSE, ("<|im_end|>",), THINK),
+    Family("Qwen 1.5 and 2 MoE", ("qwen2_moe",), (*_ATTENTION, *_SHARED_EXPERT), ("<|im_end|>",)),
+    Family("Qwen 3", ("qwen3",), _DENSE, ("<|im_end|>",), THINK),
+    Family("Qwen 3 MoE", ("qwen3_moe",), _ATTENTION, ("<|im_end|>",), THINK),
+    # Of these, what DeepSeek R1 was distilled into has thoughts.
+    Family("Llama 3 and Mistral", ("llama", "mistral"), _DENSE, ("<|eot_id|>", "<|eom_id|>"), THINK),
+    # Kimi's models are of the make `deepseek_v3`, and the end of turn is theirs.
+    Family("DeepSeek V2 and V3", ("deepseek_v2", "deepseek_v3"), _LATENT_ATTENTION, ("<|im_end|>",), THINK),
+    Family("Gemma 2", ("gemma2",), _DENSE, ("<end_of_turn>",)),
+    Family("Gemma 3", ("gemma3_text", "gemma3"), _DENSE, ("<end_of_turn>",)),
 )
 
 # Of every other model that `AutoModelForCausalLM` loads.

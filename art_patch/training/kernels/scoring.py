@@ -249,7 +249,7 @@ class Head:
         """Takes the language head of `model`, and from its config how the model scales or caps the logits."""
         self._linear = model.get_output_embeddings()
         config = model.config.get_text_config()
-        # Models of transformers change the head's output by a soft cap (Gemma 2), a factor (Cohere), a divisor (Granite).
+        # Models change the head's output by a soft cap (Gemma 2), a factor (Cohere), or a divisor (Granite).
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self.vocabulary: int = self._linear.weight.shape[0]
@@ -268,14 +268,9 @@ def logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Returns the log-probability of each of N target tokens, and the entropy of the distribution that predicts it.
 
-    The entropy is in nats and has no gradient.
-
-    Args:
-        head: The model's language head.
-        hidden_QW: Last hidden state at each of the Q places from which targets are predicted.
-        temperature_Q: Temperature by which the logits at each place are divided; `None` means 1 everywhere.
-        place_N: Index among the Q of the place from which each target is predicted.
-        target_N: Token id of each target.
+    The entropy is in nats and has no gradient. `hidden_QW` is the last hidden state at each of the Q places from which
+    targets are predicted, and `temperature_Q` divides the logits there; `None` means 1 everywhere. `place_N` is the
+    index among the Q of the place from which each target is predicted, and `target_N` its token id.
     """
     # Places are cut into chunks of `step`, and targets sorted by place, so that those of a chunk stand together.
     step = max(1, CHUNK_LOGITS // head.vocabulary)

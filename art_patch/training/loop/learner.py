@@ -23,10 +23,9 @@ _FILE = "checkpoint.safetensors"
 
 
 class Learner:
-    """The AdamW optimizer of an update, for the trainable parameters of a model: the LoRA's weights."""
+    """The AdamW optimizer of an update, for the trainable weights of a model of `load_policy`: those of the LoRA."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
-        """Prepares AdamW, with the config's settings, for the trainable weights of a model of `load_policy`."""
         self._config = config
         self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(
@@ -103,13 +102,12 @@ def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of an update into its job directory, by time, by number of steps, and on request."""
+    """Writes the checkpoints of an update into its job directory.
+
+    One is due `every_s` seconds after the previous write, and after every `every_steps` steps unless that is `None`.
+    """
 
     def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
-        """Sets when `keep` writes: `every_s` seconds after the previous write, and after every `every_steps` steps.
-
-        `directory` is the job directory. With `every_steps=None` the number of steps does not count.
-        """
         self._path, self._every_s, self._every_steps = directory / _FILE, every_s, every_steps
         self._kept_at = time.monotonic()
 

@@ -68,16 +68,15 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     `base` is a model directory or hub id, `adapter` the directory of the LoRA to continue. Without one, a new LoRA is
     added, with which the model computes the same as without it until the first optimizer step.
     """
+    import transformers
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # the cycle shows its own
+    transformers.utils.logging.disable_progress_bar()  # the cycle shows its own
     # peft 0.21 asks transformers 5.23 by the old name
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = device or default_device()
     torch.manual_seed(config.seed)  # of a new LoRA's weights
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=_weights_dtype(config, device))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=_weights_dtype(config, device))
     if adapter is None:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
@@ -185,15 +184,15 @@ def require_servable(base: str) -> None:
     `base` is a model directory or hub id. The model is built from its config on torch's meta device, without weights. A
     LoRA of zeros for its layers is then checked with `check_content`, which every published adapter must pass.
     """
+    import transformers
     from safetensors.numpy import save
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = resolve_model_dir(base)
     base_model = read_base_model(directory)
     try:
-        config = AutoConfig.from_pretrained(directory)
+        config = transformers.AutoConfig.from_pretrained(directory)
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)
+            model: Any = transformers.AutoModelForCausalLM.from_config(config)
         targets = target_names(model)
     except (ImportError, ValueError, TrainingError, AttributeError, KeyError, TypeError) as error:
         # transformers raises errors of many kinds for a config that it does not understand

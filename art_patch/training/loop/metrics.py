@@ -174,19 +174,11 @@ class Notes:
         self._taken += 1
         metrics = train_state.history[-1]
         left_s = (time.monotonic() - self._began) / self._taken * (self._left - self._taken)
-        parts = [
-            self._reward,
-            f"loss {metrics['loss']:+.4f}",
-            f"KL {metrics['kl_nats']:.4f}" if "kl_nats" in metrics else None,
-            _of_evaluation(metrics),
-            f"{metrics['tokens_per_s']:,.0f} tokens/s",
-            f"{left_s:.0f} s left",
-        ]
+        parts = [self._reward, f"loss {metrics['loss']:+.4f}"]
+        if "kl_nats" in metrics:
+            parts.append(f"KL {metrics['kl_nats']:.4f}")
+        if "eval_loss" in metrics:
+            loss, kl, gain = (metrics[f"eval_{name}"] for name in ("loss", "kl_nats", "gain_nats"))
+            parts.append(f"on other groups: loss {loss:+.4f}, KL {kl:.4f}, gain {gain:+.4f}")
+        parts += [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{left_s:.0f} s left"]
         return ", ".join(part for part in parts if part)
-
-
-def _of_evaluation(metrics: JSON) -> str | None:
-    if "eval_loss" not in metrics:
-        return None
-    loss, kl, gain = (metrics[f"eval_{name}"] for name in ("loss", "kl_nats", "gain_nats"))
-    return f"on other groups: loss {loss:+.4f}, KL {kl:.4f}, gain {gain:+.4f}"

@@ -1,4 +1,1 @@
-"""The losses that an update minimises: policy-gradient losses on sampled tokens, and losses on given answers.
-
-Losses on given answers are imitation (SFT) and preference (DPO).
-"""
+"""The losses of an update: policy-gradient losses on sampled tokens; imitation (SFT) and preference (DPO)."""

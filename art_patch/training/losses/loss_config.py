@@ -2,9 +2,8 @@
 
 Each loss is defined as data by three choices: a surrogate (the loss of one token), an aggregation (how the losses of
 tokens are weighed against each other) and a level (whether the probability ratio is that of a token or of its
-trajectory). This module lists which choices belong together and rejects other combinations with a `ConfigError`. A
-setting that the chosen loss does not use is an error too; it is not ignored. `art_patch.training.losses.policy_loss`
-computes the losses.
+trajectory). Other combinations, and a setting that the chosen loss does not use, raise a `ConfigError`.
+`art_patch.training.losses.policy_loss` computes the losses.
 
 The surrogates use the ratio w. At level "token" it is exp(logprob - old) of the token. At level "sequence" it is the
 exponential of the mean of (logprob - old) over the token's trajectory. `old` is the log-probability under the policy at
@@ -54,35 +53,28 @@ def advantages_of_groups(
     """Returns the advantages of the siblings of each group, or `None` for a group whose rewards are all equal.
 
     A group with fewer than two rewards gives `None` too. An advantage is `(reward - mean of its group) / (spread +
-    1e-4)`. The spread is the standard deviation of the group's rewards (DeepSeekMath, https://arxiv.org/abs/2402.03300)
-    or of the rewards of all groups (https://arxiv.org/abs/2508.08221). With `scale="none"` the advantage is the
-    difference alone, not divided (Dr. GRPO, https://arxiv.org/abs/2503.20783): dividing by the group's own spread gives
-    very easy and very hard scenarios more weight.
+    1e-4)`. The spread is the standard deviation of the rewards of the "group" (DeepSeekMath,
+    https://arxiv.org/abs/2402.03300), or of all rewards in `groups` ("batch", https://arxiv.org/abs/2508.08221). With
+    the scale "none" the difference is not divided (Dr. GRPO, https://arxiv.org/abs/2503.20783): dividing by the group's
+    own spread gives very easy and very hard scenarios more weight.
 
-    Args:
-        groups: The rewards of each group. `None`, or a number that is not finite, stands for a sibling that was not
-            scored or is not trained. It gets advantage 0 and does not change the other advantages.
-        scale: Which spread divides: that of the "group", that of all rewards in `groups` ("batch", which includes
-            groups that give `None`), or "none".
+    A reward of `None`, or one that is not finite, stands for a sibling that was not scored or is not trained. It gets
+    advantage 0 and does not change the other advantages.
     """
     scored = [[reward for reward in group if _is_scored(reward)] for group in groups]
     of_batch = _spread([reward for rewards in scored for reward in rewards])
-    return tuple(
-        _advantages(group, rewards, {"group": _spread(rewards), "batch": of_batch, "none": None}[scale])
-        for group, rewards in zip(groups, scored, strict=True)
-    )
-
-
-def _advantages(
-    group: Sequence[float | None], scored: Sequence[float], spread: float | None
-) -> tuple[float, ...] | None:
-    # Fewer than two scored siblings, or all scored alike: the group is skipped. TRL computes it with zeros, so its
-    # tokens count in the mean of the loss there.
-    if _spread(scored) < TOLERANCE:
-        return None
-    mean = math.fsum(scored) / len(scored)
-    divisor = 1.0 if spread is None else spread + _EPSILON
-    return tuple((reward - mean) / divisor if _is_scored(reward) else 0.0 for reward in group)
+    advantages: list[tuple[float, ...] | None] = []
+    for group, rewards in zip(groups, scored, strict=True):
+        spread = _spread(rewards)
+        # Fewer than two scored siblings, or all scored alike: the group is skipped. TRL computes it with zeros, so its
+        # tokens count in the mean of the loss there.
+        if spread < TOLERANCE:
+            advantages.append(None)
+            continue
+        mean = math.fsum(rewards) / len(rewards)
+        divisor = {"group": spread + _EPSILON, "batch": of_batch + _EPSILON, "none": 1.0}[scale]
+        advantages.append(tuple((reward - mean) / divisor if _is_scored(reward) else 0.0 for reward in group))
+    return tuple(advantages)
 
 
 def _is_scored(reward: float | None) -> TypeGuard[float]:
@@ -110,8 +102,8 @@ class Loss:
     settings: Mapping[str, float]  # the fields of `LossConfig` that this loss uses, with the paper's values
 
 
-def _clip(low: float, high: float) -> dict[str, float]:
-    return {"clip_low": low, "clip_high": high, "clip_max": math.inf}
+def _clip(low: float, high: float, **more: float) -> dict[str, float]:
+    return {"clip_low": low, "clip_high": high, "clip_max": math.inf, **more}
 
 
 _TOKEN_FIRST: tuple[Level, ...] = ("token", "sequence")
@@ -127,7 +119,7 @@ LOSSES: dict[LossName, Loss] = {
         "clip",
         "constant",
         _TOKEN_FIRST,
-        _clip(0.2, 0.2) | {"max_completion_tokens": 1024},
+        _clip(0.2, 0.2, max_completion_tokens=1024),
     ),
     "dapo": Loss("https://arxiv.org/abs/2503.14476", "clip", "token_mean", _TOKEN_FIRST, _clip(0.2, 0.28)),
     # The paper bounds the ratio from above only and gives no number; 5 is ScaleRL's, https://arxiv.org/abs/2510.13786.

@@ -14,9 +14,8 @@ Rules:
 
 - The losses of micro-batches add up to the loss of the optimizer step, if each trajectory is in one micro-batch. For
   this, every loss is divided by a number of the whole step, never of the micro-batch.
-- A token is dropped and counted if one of its log-probabilities (in training, at the start, recorded or of the
-  reference) is not finite. It gets no gradient and is left out of every sum and mean over its trajectory. The numbers
-  `tokens_in_step` and `trajectories_in_step` still count it, because they are computed before.
+- A token is dropped and counted if one of its log-probabilities is not finite. It gets no gradient and is left out of
+  every sum and mean over its trajectory. The numbers `tokens_in_step` and `trajectories_in_step` still count it.
 - An advantage that is not finite is an error of the caller. It is not caught here and makes the loss not finite.
 
 Not implemented: an entropy bonus, a mask by entropy, and importance weights of whole sequences (`importance_cap` works
@@ -188,9 +187,8 @@ def _cap(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
     """CISPO: REINFORCE with a bounded weight; every token keeps its gradient."""
     # Detached: the gradient is that of the log-probability, and the weight only scales it.
     weight_N = terms.ratio_N.detach().clamp(max=settings["ratio_cap"]) * terms.importance_N
-    return _Surrogate(
-        -weight_N * terms.advantage_N * terms.logprob_N, _never(terms), terms.ratio_N > settings["ratio_cap"]
-    )
+    high_N = terms.ratio_N > settings["ratio_cap"]
+    return _Surrogate(-weight_N * terms.advantage_N * terms.logprob_N, _never(terms), high_N)
 
 
 def _gate(terms: _Terms, settings: Mapping[str, float]) -> _Surrogate:
@@ -220,12 +218,8 @@ def _never(terms: _Terms) -> Tensor:
     return torch.zeros_like(terms.ratio_N, dtype=torch.bool)
 
 
-_SURROGATES: dict[SurrogateName, Callable[[_Terms, Mapping[str, float]], _Surrogate]] = {
-    "clip": _clip,
-    "cap": _cap,
-    "gate": _gate,
-    "gamma": _gamma,
-}
+_Formula = Callable[[_Terms, Mapping[str, float]], _Surrogate]
+_SURROGATES: dict[SurrogateName, _Formula] = {"clip": _clip, "cap": _cap, "gate": _gate, "gamma": _gamma}
 
 _DIVISORS: dict[Aggregation, Callable[[LossInput, _Trajectories, Mapping[str, float]], Tensor | float]] = {
     "token_mean": lambda batch, _, __: batch.tokens_in_step,
