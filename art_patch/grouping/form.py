@@ -69,14 +69,12 @@ def form_groups(
         trajectories: finished trajectories that are in no group yet, oldest first.
         new_id: makes the ids of groups, of trajectories made from spans, and of the copied calls.
         min_size: smallest number of siblings in a group; fewer wait for more.
-        max_size: largest number of siblings in a group; more are split evenly, because a judge ranks few better than
-            many.
+        max_size: largest number of siblings in a group; more are split evenly: a judge ranks few better than many.
         holdout_share: share of the scenarios that is held out for the gate.
         singles: form a group of a held-out scenario even without siblings, because the gate needs its prompts only.
         across: ignore system prompts and tools: runs with the same words in the first user message have the same task.
-        embed: returns one vector for each text (`embed_with`). Tasks with similar vectors count as one, even if their
-            words differ. If it raises `ConnectionError`, only the words are compared.
-        similar: least cosine similarity of two texts that count as one task, 0..1; used with `embed`.
+        embed: returns one vector for each text (`embed_with`). Tasks whose vectors have at least the cosine similarity
+            `similar` (0..1) count as one. If it raises `ConnectionError`, only the words are compared.
     """
     left: Counter[str] = Counter()
     texts = _Texts(trajectories, across, embed, similar)

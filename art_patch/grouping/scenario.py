@@ -123,7 +123,4 @@ def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:
     return "\n".join(texts), tuple(attached)
 
 
-@lru_cache(maxsize=256)
-def _normalised(prompt: str) -> str:
-    """Cached: system prompts are long, and the same ones come with every run."""
-    return normalise(prompt)
+_normalised = lru_cache(maxsize=256)(normalise)  # system prompts are long, and the same ones come with every run

@@ -1,8 +1,7 @@
 """`python -m art_patch.training JOB_DIRECTORY` runs one process of an update; `launch` or a user starts it.
 
-`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` runs the update in N such processes. In that case the
-store through which torchrun's processes connect listens on all network interfaces. Processes that `launch` starts
-connect through a file, and exchange tensors over the loopback interface.
+`torchrun --nproc-per-node N -m art_patch.training JOB_DIRECTORY` runs the update in N such processes. Then the store
+through which they connect listens on all network interfaces; processes of `launch` connect through a file.
 """
 
 import os

@@ -92,8 +92,8 @@ def check_round_trips(
 ) -> RoundTrips:
     """Checks whether the base model's chat template and tokenizer reproduce the recorded tokens of trainable calls.
 
-    If there are more than `limit` trainable calls, `limit` of them are checked, spread evenly over all. `family` names
-    the tags around a model's thoughts, from which it is seen that a template removed thoughts from the history.
+    At most `limit` trainable calls are checked, spread evenly over all. The tags of `family` around thoughts show
+    whether a template removed thoughts from the history.
     """
     calls = [
         (trajectory, position, turn)

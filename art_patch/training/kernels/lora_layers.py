@@ -19,13 +19,10 @@ from art_patch.training.config import TrainConfig
 def fuse(model: nn.Module) -> int:
     """Replaces the computation of the model's LoRA layers by a faster one with the same result.
 
-    Returns the number of layers that were replaced. peft computes a linear layer with a LoRA as four modules and a sum,
-    and the backward pass goes through each of them. Here the sums are part of the matrix products, and no gradient is
-    computed for the base's frozen weight. The product of A and B is not merged into the base weight, because in bf16 a
-    small update would be lost by rounding.
-
-    A layer is computed by peft as before if it uses DoRA, several adapters at once, a quantised base weight, or dropout
-    that is on at the moment of the call.
+    Returns the number of layers that were replaced. peft computes a linear layer with a LoRA as four modules and a sum.
+    Here the sums are part of the matrix products, and no gradient is computed for the base's frozen weight. The product
+    of A and B is not merged into the base weight, because in bf16 a small update would be lost by rounding. peft still
+    computes a layer with DoRA, several adapters at once, a quantised base weight, or dropout that is on at the call.
     """
     from peft.tuners.lora import Linear
 

@@ -1,10 +1,9 @@
 """Computes log-probabilities of sampled tokens under a model: a pack in, tensors out.
 
 A pack holds several rows (token sequences) with common beginnings, and `Scorer` computes each distinct token of it
-once. Not every model allows this. So the constructor of `Scorer` scores a few small rows in both ways, together and row
-by row, and compares the results. If they differ, all packs of this model are computed row by row, which is correct for
-every model but slower. This happens with models that have no attention, use their own attention code, or mix tokens
-outside attention.
+once. Models that have no attention, use their own attention code, or mix tokens outside attention do not allow this. So
+the constructor of `Scorer` scores a few small rows together and row by row, and compares the results. If they differ,
+all packs of this model are computed row by row, which is correct for every model but slower.
 
 With a vocabulary of 150,000, the logits of one long sequence need more memory than the model. So the language head is
 computed only at the places (positions) from which a sampled token is predicted. It runs in chunks of bounded size, and
@@ -46,12 +45,7 @@ class Scored:
 
 
 class Scorer:
-    """Scores packs with a causal language model of transformers, with or without a LoRA of peft.
-
-    Attributes:
-        why_apart: The reason why rows (token sequences) are computed one by one; `None` if each distinct token of a
-            pack is computed once.
-    """
+    """Scores packs with a causal language model of transformers, with or without a LoRA of peft."""
 
     def __init__(self, model: Any, *, share: bool = True) -> None:
         """Switches the model's attention to `tree_attention`, unless a comparison of scores shows that this is wrong.
@@ -63,6 +57,7 @@ class Scorer:
         self._decoder = _decoder_of(self._causal)
         self._head = Head(self._causal)
         self._last_block: LastBlock | None = None
+        # Why rows (token sequences) are computed one by one; `None` if each distinct token of a pack is computed once.
         self.why_apart: str | None = None if share else "not asked to share"
         if share:
             self._try()
@@ -215,17 +210,12 @@ class LastBlock:
     After the attention of the last block, tokens no longer influence each other. So its output projection and its MLP
     are computed only at these positions; elsewhere they return zeros, which are never used. In agent traffic most
     tokens are prompts and tool results, so this saves most of the work of one block.
-
-    Attributes:
-        at_Q: The positions to compute; `None` computes all. Set it before a forward pass and do not change it until the
-            backward pass is done, because a block that is recomputed in the backward pass needs the same positions.
     """
 
     def __init__(self, decoder: Any) -> None:
-        """Replaces `forward` of the modules `self_attn.o_proj` and `mlp` in the last block of a transformers decoder.
-
-        A block that names these modules differently is not changed.
-        """
+        """Replaces `forward` of `self_attn.o_proj` and `mlp`, if they have these names, in the decoder's last block."""
+        # The positions to compute; `None` computes all. Set before a forward pass and not changed until the backward
+        # pass is done, because a block that is recomputed in the backward pass needs the same positions.
         self.at_Q: Tensor | None = None
         block = decoder.layers[-1]
         for module in (getattr(getattr(block, "self_attn", None), "o_proj", None), getattr(block, "mlp", None)):
@@ -302,12 +292,10 @@ def _chunk(
 
 
 class _Chosen(torch.autograd.Function):
-    """Computes log-probability and entropy in half of the passes over the logits that autograd would make.
+    """Computes log-probability and entropy in half of the passes over the logits that autograd would make."""
 
-    One softmax is computed and kept. Its largest entry gives the normaliser of all logits, and the gradient is the
-    one-hot choice less the softmax.
-    """
-
+    # One softmax is computed and kept. Its largest entry gives the normaliser of all logits, and the gradient is the
+    # one-hot choice less the softmax.
     @staticmethod
     def forward(ctx: Any, logit_QV: Tensor, place_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         prob_QV = torch.softmax(logit_QV, dim=-1)

@@ -67,20 +67,16 @@ class TrainJob:
     parent: Path | None  # adapter directory of the champion; `None` if the champion is the base model itself
     target: Path  # directory where the new policy is published, `adapters/NAME@STEP`
     config: TrainConfig  # settings of the update
-    # Groups to train on by the rewards of their siblings. A group whose rewards are all equal is ignored.
-    groups: tuple[TrainGroup, ...] = ()
+    groups: tuple[TrainGroup, ...] = ()  # to train on by the rewards of their siblings; equal rewards teach nothing
     demonstrations: tuple[Row, ...] = ()  # rows of answers to imitate
     # Rows of earlier runs with a high reward. If `config.rehearse_from` is set, each step on groups also imitates a few
     # rows drawn from these and from `demonstrations`.
     rehearsal: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()  # pairs of a better and a worse row
-    # Groups that are never trained on. The policy is evaluated on them if `config.eval_steps` is set.
-    evaluation: tuple[TrainGroup, ...] = ()
+    evaluation: tuple[TrainGroup, ...] = ()  # never trained on; evaluated on if `config.eval_steps` is set
     others: tuple[str, ...] = ()  # ids of trajectories that are in no group but from which some of the rows were made
-    # Mean reward of all scored trajectories, shown in progress lines; `None` if none was scored.
-    mean_reward: float | None = None
-    # Counts for people, as JSON values: what the job was made from and what was left out.
-    metrics: JSON = field(default_factory=dict[str, Any])
+    mean_reward: float | None = None  # of all scored trajectories, for progress lines; `None` if none was scored
+    metrics: JSON = field(default_factory=dict[str, Any])  # counts for people: what it was made from, and left out
 
     @property
     def start(self) -> Path | None:

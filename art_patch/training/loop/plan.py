@@ -11,7 +11,7 @@ the step.
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -50,15 +50,12 @@ class Lesson:
 
 def lessons_of(job: TrainJob) -> tuple[Lesson, ...]:
     """Returns a lesson (the loss's input) for each training group of a job; groups with equal rewards are left out."""
-    return _lessons(job.groups, job)
+    return tuple(_lesson(group, job) for group in job.groups if group.teaches)
 
 
 def evaluated_of(job: TrainJob) -> tuple[Lesson, ...]:
     """Returns the lessons of the evaluation groups, which are never trained on; none if `eval_steps` is `None`."""
-    return () if job.config.eval_steps is None else _lessons(job.evaluation, job)
-
-
-def _lessons(groups: Sequence[TrainGroup], job: TrainJob) -> tuple[Lesson, ...]:
+    groups = () if job.config.eval_steps is None else job.evaluation
     return tuple(_lesson(group, job) for group in groups if group.teaches)
 
 
@@ -96,17 +93,13 @@ def _steps(phase: PhaseName, items: int, job: TrainJob) -> Iterator[Step]:
     config = job.config
     batch, batches = config.batch_size, config.gradient_accumulation_steps
     each_epoch = min(config.minibatches, items) if batch is None else math.ceil(items / (batch * batches))
+    edges = [round(i * items / each_epoch) for i in range(each_epoch + 1)]
     known = len(job.rehearsed) if phase == "groups" else 0
     for epoch in range(config.epochs):
         # An item is a whole group: siblings share what they begin with, and a step's normalisers count all of them.
         order = random.Random(f"{config.seed} {phase} {epoch}").sample(range(items), items)
-        for number, part in enumerate(_cut(order, each_epoch), start=epoch * each_epoch):
+        for number, (first, stop) in enumerate(pairwise(edges), start=epoch * each_epoch):
             # From seed and number alone, not from a running generator: a step after a kill draws the same rows.
             drawn = random.Random(f"{config.seed} rehearse {number}").sample(range(known), min(known, _REHEARSED))
             last = number + 1 == config.epochs * each_epoch
-            yield Step(phase, number, epoch, last, tuple(part), tuple(sorted(drawn)))
-
-
-def _cut(items: Sequence[int], parts: int) -> list[Sequence[int]]:
-    edges = [round(i * len(items) / parts) for i in range(parts + 1)]
-    return [items[a:b] for a, b in pairwise(edges)]
+            yield Step(phase, number, epoch, last, tuple(order[first:stop]), tuple(sorted(drawn)))

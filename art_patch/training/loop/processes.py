@@ -60,8 +60,8 @@ class Ranks:
     def shard(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
         """Divides examples into packs (inputs of forward passes) and returns those that this process must compute.
 
-        Every process calls this method with the same arguments. All get about the same number of tokens, and no pack
-        goes to two processes. A pack has at most `max_tokens` distinct tokens, unless a single example has more.
+        Every process calls this method with the same arguments, and all get about the same number of tokens. A pack has
+        at most `max_tokens` distinct tokens, unless a single example has more.
         """
         packs = packs_of(examples, max_tokens)
         if len(packs) < self.size:
@@ -200,8 +200,6 @@ def _hear(rank: int, process: Child, heard: SimpleQueue[tuple[int, str | None]])
 
 
 # The functions below run in the processes that were started.
-
-
 def tell(done: int, total: int, note: str) -> None:
     """Reports progress to the process that launched this one, as a line of JSON on standard output."""
     _say({"done": done, "total": total, "note": note})

@@ -40,9 +40,8 @@ _PROBE_TOKENS = 48
 def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) -> UpdateMetrics:
     """Makes the policy of a job and returns the metrics; continues an update that was interrupted.
 
-    The update runs in this process. If the config asks for several processes or for Unsloth, it runs in new processes.
-    `directory` is the job's own directory. Raises the errors of `update`, and `TrainingError` if a process died;
-    nothing is published in these cases.
+    The update runs in this process, or in new ones if the config asks for several processes or for Unsloth. Raises the
+    errors of `update`, and `TrainingError` if a process died; nothing is published in these cases.
     """
     require_machine(job.config)
     # Unsloth changes transformers, which this process may have imported long ago.

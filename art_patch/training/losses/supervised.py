@@ -1,8 +1,7 @@
 """The losses on given answers: imitation (SFT) and preference (DPO), computed from tensors of log-probabilities.
 
 Both losses are means over the whole optimizer step, whose number of tokens or pairs is an argument. So the size of the
-micro-batches changes the memory that is needed, and not the gradient. Metrics are sums over one micro-batch. Add them
-up and divide by the step's number of tokens or pairs to get means.
+micro-batches changes the memory that is needed, and not the gradient. Metrics are sums over one micro-batch.
 
 The suffix of a name gives the axes of a tensor: N learned tokens, R rows (token sequences), P pairs of rows.
 """
@@ -58,8 +57,7 @@ class PreferenceInput:
     rejected_P: Tensor  # log-probability of the worse rows under the model, with gradient
     chosen_reference_P: Tensor  # log-probability of the better rows under the policy that the update starts from
     rejected_reference_P: Tensor  # log-probability of the worse rows under the policy that the update starts from
-    # The beta of DPO. The larger it is, the nearer the model stays to the policy that the update starts from.
-    beta: float
+    beta: float  # of DPO; the larger it is, the nearer the model stays to the policy that the update starts from
     pairs_in_step: int  # number of pairs in the whole optimizer step
 
 
@@ -73,8 +71,7 @@ class PreferenceMetrics:
 
     right: int  # number of pairs whose better row has the higher reward
     margin: float  # reward of the better row minus the reward of the worse row
-    # Reward of the better row. If it becomes negative, the better answers have become less likely.
-    chosen_reward: float
+    chosen_reward: float  # reward of the better row; if it becomes negative, the better answers became less likely
     rejected_reward: float  # reward of the worse row
 
 
