@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from opentelemetry import context as otel
 from opentelemetry import trace
@@ -130,38 +130,33 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     return Identity(None, here.span_id, here.group_key, False, context)
 
 
-class Entered(NamedTuple):
-    """The contexts from before and after `enter`, which `leave` needs to restore them."""
-
-    before: Context
-    inside: Context
-    was: Ambient
-    now: Ambient
+# The contexts from before and after `enter`, which `leave` needs.
+Entered: TypeAlias = tuple[Context, Context]
 
 
 def enter(now: Ambient) -> Entered:
     """Make `now` the surroundings of the code that runs next in this context, until `leave`."""
     before = otel.get_current()
-    was = ambient_of(before)
     # A block that has ended is skipped, so that it is not kept alive by those inside it.
-    now.outer, now.thread = _open_ones(was), threading.get_ident()
+    now.outer, now.thread = _open_ones(ambient_of(before)), threading.get_ident()
     inside = otel.set_value(_KEY, now, before)
     otel.attach(inside)  # the token is not kept; `leave` says why
-    return Entered(before, inside, was, now)
+    return before, inside
 
 
 def leave(entered: Entered) -> None:
     """Mark the block as ended and restore the surroundings from before `enter`."""
-    entered.now.ended = True
-    current = otel.get_current()
+    before, inside = entered
+    now, current = ambient_of(inside), otel.get_current()
+    now.ended = True
     # The old context is attached again, instead of detaching by token: a token only works in the context that made it,
     # and OpenTelemetry logs an error if a generator is finalised in another task. If other code attached a context on
     # top of ours and forgot it, that context stays, without our surroundings in it. If ours are not in force here,
     # nothing is changed.
-    if current is entered.inside:
-        otel.attach(entered.before)
-    elif ambient_of(current) is entered.now:
-        otel.attach(otel.set_value(_KEY, entered.was, current))
+    if current is inside:
+        otel.attach(before)
+    elif ambient_of(current) is now:
+        otel.attach(otel.set_value(_KEY, ambient_of(before), current))
 
 
 def ambient_of(context: Context) -> Ambient:
@@ -241,7 +236,6 @@ class OpenTrajectory:
     """A trajectory whose `with` block, or whose run of an integration, has not ended.
 
     Attributes:
-        info: the record of the trajectory, as far as it is known.
         used: whether anything was recorded under the trajectory. An unused one leaves no row in the store.
         waiting: steps that ended and scores that were given before the first call; they are stored after that call.
     """
@@ -265,7 +259,6 @@ class RegisteredSpan(NamedTuple):
     """An OpenTelemetry span that an integration has registered.
 
     Attributes:
-        open: the trajectory that the span belongs to.
         step_id: the step of the trajectory that this span stands for, or that contains the span.
         below: id of art_patch's own span that was active when this span began. If a different one is active later, it
             was opened inside this span and is the parent of new calls.

@@ -22,16 +22,14 @@ from art_patch.types import Api
 class Passage:
     """A call that a library is sending without the OpenAI SDK.
 
-    Attributes:
-        recorded: whether an integration records the call.
-        open: whether the call is still being sent. A task that was started inside inherits the passage and may send
-            other calls after its end, so an ended passage counts for nothing.
+    It is `open` while it is being sent. A task that was started inside inherits the passage and may send other calls
+    after its end, so an ended passage counts for nothing.
     """
 
     __slots__ = ("open", "recorded")
 
     def __init__(self) -> None:
-        self.recorded = self.open = False
+        self.recorded = self.open = False  # recorded: by an integration
 
 
 _PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -37,13 +38,10 @@ _MAX_ATTEMPTS = 2
 
 
 class Attempt(NamedTuple):
-    """One request to a policy on the engine.
+    """One request to a policy on the engine: its target, the client that sends it and its request options.
 
-    Attributes:
-        target: the engine and the policy of the attempt. `target.champion` is the policy that is asked, even if that is
-            the canary or the earlier champion to which the run is pinned.
-        engine_client: the client of the SDK that sends the attempt to the engine.
-        options: the SDK's request options, rewritten for the engine.
+    `target.champion` is the policy that is asked, even if that is the canary or the earlier champion to which the run
+    is pinned.
     """
 
     target: Target
@@ -124,8 +122,7 @@ class RoutedCall:
     def _make_attempt(self, target: Target) -> Attempt | None:
         engine_client = self.runtime.engine_clients.get(self.client, target, self.is_async) if target.routes else None
         if engine_client is None:
-            # No policy serves any more, or the app talks to the engine itself, for example to judge with it.
-            return None
+            return None  # no policy serves any more, or the app talks to the engine itself, for example to judge
         # The policy that this run of the agent began with.
         asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
         if asked != target.champion:
@@ -315,23 +312,18 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
             return None
         if runtime.matches is not None and not runtime.matches(options.json_data):
             return None
-        identity = identify(call=True)
-        if identity.suppressed:
-            return None
-        return RoutedCall(runtime, surface, client, options, stream, is_async, identity)
+        who = identify(call=True)
+        return None if who.suppressed else RoutedCall(runtime, surface, client, options, stream, is_async, who)
     except Exception as error:
         faults.fault("patching.begin", error)
         return None
 
 
 def _request_body(error: BaseException, options: Any) -> bytes:
-    content: Any = None
-    try:
-        content = getattr(getattr(error, "request", None), "content", None)
-    except Exception:  # httpx raises where an error has no request, or the request was never read
-        content = None
-    if isinstance(content, bytes):
-        return content
+    with suppress(Exception):  # httpx raises where an error has no request, or the request was never read
+        content: Any = getattr(getattr(error, "request", None), "content", None)
+        if isinstance(content, bytes):
+            return content
     try:
         return json.dumps(options.json_data, default=repr).encode()
     except (ValueError, TypeError, RecursionError):  # the SDK could not write it either

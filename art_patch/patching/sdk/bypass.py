@@ -45,37 +45,20 @@ class Bypass(NamedTuple):
 _OWN_SDK = "call the model through the OpenAI SDK and an OpenAI-compatible address, if it has one"
 
 # The most likely come first.
+# fmt: off
 BYPASSES: tuple[Bypass, ...] = (
-    Bypass(
-        "litellm",
-        "litellm.responses(), and most providers but openai/ (hosted_vllm/, openrouter/, ...): its own HTTP client",
-        "pass the address of `art-patch proxy` as api_base=, with openai/ before the model's name",
-    ),
-    Bypass(
-        "dspy",
-        "dspy.LM with its default engine: its own HTTP client",
-        'dspy.LM(..., engine="litellm"), or pass the address of `art-patch proxy` as api_base=',
-    ),
-    Bypass(
-        "openai-agents",
-        "the websocket transport of the Responses API, where it was switched on",
-        'agents.set_default_openai_responses_transport("http")',
-    ),
-    Bypass(
-        "pydantic-ai-slim",
-        "the websocket transport of the Responses API, where it was switched on",
-        "use the OpenAIResponsesModel over HTTP",
-    ),
-    Bypass(
-        "websockets",
-        "client.realtime.connect() and client.responses.connect() of the OpenAI SDK",
-        "call client.responses.create() instead",
-    ),
-    Bypass(
-        "portkey-ai",
-        "all calls: it brings an OpenAI SDK of its own",
-        "use OpenAI(base_url=...) with Portkey's address",
-    ),
+    Bypass("litellm", "litellm.responses(), and most providers but openai/ (hosted_vllm/, openrouter/, ...): its own "
+           "HTTP client", "pass the address of `art-patch proxy` as api_base=, with openai/ before the model's name"),
+    Bypass("dspy", "dspy.LM with its default engine: its own HTTP client",
+           'dspy.LM(..., engine="litellm"), or pass the address of `art-patch proxy` as api_base='),
+    Bypass("openai-agents", "the websocket transport of the Responses API, where it was switched on",
+           'agents.set_default_openai_responses_transport("http")'),
+    Bypass("pydantic-ai-slim", "the websocket transport of the Responses API, where it was switched on",
+           "use the OpenAIResponsesModel over HTTP"),
+    Bypass("websockets", "client.realtime.connect() and client.responses.connect() of the OpenAI SDK",
+           "call client.responses.create() instead"),
+    Bypass("portkey-ai", "all calls: it brings an OpenAI SDK of its own",
+           "use OpenAI(base_url=...) with Portkey's address"),
     Bypass("anthropic", "all calls: an SDK of its own", _OWN_SDK),
     Bypass("google-genai", "all calls: an SDK of its own", _OWN_SDK),
     Bypass("boto3", "calls to Bedrock: an SDK of its own", _OWN_SDK),
@@ -85,6 +68,7 @@ BYPASSES: tuple[Bypass, ...] = (
     Bypass("together", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.together.xyz/v1")'),
     Bypass("cohere", "all calls: an SDK of its own", _OWN_SDK),
 )
+# fmt: on
 
 
 class Watched(NamedTuple):
@@ -93,7 +77,6 @@ class Watched(NamedTuple):
     Attributes:
         name: its name in `status().bypasses` and in the warning.
         package: the package's name in `BYPASSES`, which holds the cure.
-        module: the module that defines the functions; they are wrapped when it is imported.
         places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
         passes: function that is given an object of that class and returns whether its call bypasses the SDK. Without
             it, every call does.

@@ -85,11 +85,7 @@ class Responses(Chat):
         return rewriter(options, local)
 
 
-_BY_PATH: dict[str, Chat] = {
-    "chat/completions": Chat(),
-    "completions": Completions(),
-    "responses": Responses(),
-}
+_BY_PATH: dict[str, Chat] = {"chat/completions": Chat(), "completions": Completions(), "responses": Responses()}
 # The path as the SDK writes it, so that nearly every call is found without splitting its address.
 _BY_URL: dict[str, Chat] = {f"/{path}": surface for path, surface in _BY_PATH.items()}
 
@@ -107,10 +103,7 @@ def surface_of(options: Any) -> Chat | None:
     return surface if isinstance(model, str) or (model is None and not surface.needs_model) else None
 
 
-Matches = Callable[[Mapping[str, Any]], bool]
-
-
-def compile_match(match: Match) -> Matches | None:
+def compile_match(match: Match) -> Callable[[Mapping[str, Any]], bool] | None:
     """Return a function that says whether a request body matches `match`; `None` if every call does.
 
     A pattern is compared with the model's name: a glob must match the whole name, `re:EXPRESSION` any part of it.
@@ -118,8 +111,7 @@ def compile_match(match: Match) -> Matches | None:
     if match is None:
         return None
     if isinstance(match, str):
-        glob = not match.startswith("re:")
-        match = re.compile(fnmatch.translate(match) if glob else match[3:])
+        match = re.compile(match[3:] if match.startswith("re:") else fnmatch.translate(match))
     if isinstance(match, re.Pattern):
         search = match.search
         return lambda body: search(cast(str, body.get("model") or "")) is not None
