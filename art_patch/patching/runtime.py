@@ -245,14 +245,14 @@ class Runtime:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""
-        counts, target, shadow = self.recorder.counts, self.target, self.shadow
+        accounts, target, shadow = self.recorder.accounts, self.target, self.shadow
         of_target = ("mode", "champion", "challenger", "challenger_state", "base_url")
         return {
             **{name: getattr(target, name) for name in of_target},
-            "recorded": counts.recorded,
-            "dropped": self.recorder.dropped,
-            "served_by_policy": counts.served_by_policy,
-            "fallbacks": counts.fallbacks,
+            "recorded": accounts.counts.recorded,
+            "dropped": accounts.dropped,
+            "served_by_policy": accounts.counts.served_by_policy,
+            "fallbacks": accounts.counts.fallbacks,
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,
             "shadow_failed": shadow.failed,
@@ -262,7 +262,9 @@ class Runtime:
         """Return one sentence for each thing that does not work right now, for `status().degraded`."""
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
-            found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
+            found.append(
+                f"The store cannot be written ({self.recorder.trouble}); calls wait {self.recorder.waits_where}."
+            )
         if self.recorder.losses and "project" not in self.degraded:  # which says why
             found.append(f"{self.recorder.losses}.")
         if not self.breaker.closed:

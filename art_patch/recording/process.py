@@ -46,6 +46,10 @@ class ProcessRecorder(Queue, Protocol):
         """Queue a record; return false if it is dropped."""
         ...
 
+    def ensure_running(self) -> None:
+        """Start the recorder's thread if it does not run."""
+        ...
+
     def end(self, deadline: float, latest: float) -> float:
         """Write the queued records before the process ends; return the deadline for the next recorder."""
         ...
@@ -80,6 +84,8 @@ def begin_exchange(
     recorder, wants = _recorder, _wants
     if recorder is None or not (wants is None or wants(body)):
         return None
+    # The thread imports what it needs while the call waits for its answer, so that the call is in the spool soon after.
+    recorder.ensure_running()
     exchange = Exchange(recorder, str(body.get("model") or ""), trajectory, span_id, group_key)
     if recorder.settings.otel == "auto":
         exchange.otel_context = otel_context

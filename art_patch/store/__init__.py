@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.usage import group_stats, usage
     from art_patch.store.schema.tables import HEAD
+    from art_patch.store.spool import Span, Spool, waiting_bytes
     from art_patch.store.store import Store, open_database, open_store
 else:
     __getattr__ = lazily(
@@ -55,6 +56,7 @@ else:
             "queries.read": "Reader",
             "queries.usage": "group_stats usage",
             "schema.tables": "HEAD",
+            "spool": "Span Spool waiting_bytes",
             "store": "Store open_database open_store",
         },
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from art_patch._lib.forking import late_import
-from art_patch.errors import ConfigError
+from art_patch.errors import ConfigError, StoreError
 from art_patch.store.backends.database import Database, Trouble
-from art_patch.store.backends.urls import is_postgres, missing_driver
+from art_patch.store.backends.urls import is_postgres, missing_driver, sqlite_path
+from art_patch.store.spool import take_over, waiting_bytes
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
 class Store:
     """An open store. `write` adds a batch of records; the other operations are grouped into parts, such as `ledger`."""
 
-    def __init__(self, database: Database) -> None:
-        """Wrap an open database."""
+    def __init__(self, database: Database, spools: Path | None = None) -> None:
+        """Wrap an open database; `spools`: see `open_store`."""
         self._database = database
+        self._spools = spools
         self._writer = Writer(database)
         self.write = self._writer.write  # the writer keeps state between batches, so there is one for each store
 
@@ -152,6 +155,13 @@ class Store:
 
         return Maintenance(self._database)
 
+    def take_over_spools(self) -> int:
+        """Write what processes that have ended left in their spools, and return how many records that were."""
+        if self._spools is None or not self._spools.is_dir():
+            return 0
+        owner = self._database.owner()
+        return 0 if owner is None else take_over(self._spools / owner, self.write)
+
     def verify(self) -> list[str]:
         """Check the whole store, and return one sentence for each inconsistency; an empty list means there is none."""
         from art_patch.store.maintain import verify
@@ -163,9 +173,40 @@ class Store:
         self._database.close()
 
 
-def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
-    """Open the store at `url`, and migrate it if an earlier release made it; for the arguments see `open_database`."""
-    return Store(open_database(url, create=create, project=project, trouble=trouble))
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    project: str | None = None,
+    trouble: Trouble | None = None,
+    spools: Path | None = None,
+) -> Store:
+    """Open the store at `url`, and migrate it if an earlier release made it; for the arguments see `open_database`.
+
+    What processes of the store's project that have ended left in their spools is written to it. A process may have
+    ended before there was a store, so then it is created even if `create` is false.
+
+    Args:
+        spools: directory with a directory of spools for each project. Default: the one beside a SQLite file.
+    """
+    if spools is None and not is_postgres(url):
+        spools = Path(f"{sqlite_path(url)}.spool")
+    try:
+        database = open_database(url, create=create, project=project, trouble=trouble)
+    except StoreError:
+        # The processes that would have created it may have ended before.
+        left = [each.name for each in spools.glob("*") if waiting_bytes(each)] if spools is not None else []
+        mine = project if project is not None or len(left) != 1 else left[0]
+        if create or mine not in left:
+            raise
+        database = open_database(url, project=mine, trouble=trouble)
+    store = Store(database, spools)
+    try:
+        store.take_over_spools()
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def open_database(
