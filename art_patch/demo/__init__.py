@@ -1,8 +1,6 @@
 """The demo: an unchanged agent improves from its own recorded calls, with a tiny model and a rule as the judge."""
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily

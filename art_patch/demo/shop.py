@@ -29,20 +29,12 @@ COUNTS = tuple(range(2, 10))
 PRICES = tuple(range(2, 10))
 
 Part = Literal["traffic", "evaluation"]
-Triple = tuple[int, str, int]
-"""(count, item, price of one)."""
+Triple = tuple[int, str, int]  # count, item, price of one
 
-LOOKUP_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Price of one item.",
-        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
-    },
-}
+_PARAMETERS = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
+_LOOKUP = {"name": "lookup", "description": "Price of one item.", "parameters": _PARAMETERS}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _LOOKUP}]
 """The shop's only tool, with its keys in the order in which servers write them again."""
-
-TOOLS: list[dict[str, Any]] = [LOOKUP_TOOL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +96,7 @@ def make_task(triple: Triple, rng: random.Random) -> Task:
 
 
 def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
-    """Return `size` tasks of one part; the same seed gives the same tasks.
-
-    Every triple of the part occurs once before any triple occurs a second time, with another price list.
-    """
+    """Return `size` tasks of one part, the same for the same seed; no triple occurs again before all have occurred."""
     rng = random.Random(f"{part}|{seed}")
     tasks: list[Task] = []
     while len(tasks) < size:
@@ -118,14 +107,12 @@ def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
 
 
 def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
-    """Return the shop's answer to a tool call: the item's price, or a text that says what is wrong with the call.
+    """Return the shop's answer to a tool call: the item's price, or what is wrong with the call.
 
     `arguments` are JSON text, as the OpenAI SDK gives them, or a mapping.
     """
     item = _looked_up(name, arguments)
-    if item is None:
-        return "bad call"
-    return str(task.prices.get(item, "no such item"))
+    return "bad call" if item is None else str(task.prices.get(item, "no such item"))
 
 
 def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:

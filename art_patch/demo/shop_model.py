@@ -13,6 +13,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +63,12 @@ def build_model(
         turns = _Turns.of(tokenizer, tools)
         return lambda rng: turns.demonstration(warm_up, rng)
 
-    return make_model(
-        directory,
-        recipe={
-            "seed": seed,
-            **asdict(warm_up),
-            **({} if as_written(tools) == as_written(TOOLS) else {"tools": as_written(tools)}),
-        },
-        tokenizer=lambda: shop_tokenizer(tools),
-        rows=rows,
-        seed=seed,
-        shape=Shape(steps=warm_up.steps, batch=warm_up.batch, peak_lr=warm_up.peak_lr),
-        progress=progress,
-    )
+    recipe: dict[str, Any] = {"seed": seed, **asdict(warm_up)}
+    if as_written(tools) != as_written(TOOLS):
+        recipe["tools"] = as_written(tools)
+    shape = Shape(steps=warm_up.steps, batch=warm_up.batch, peak_lr=warm_up.peak_lr)
+    tokenizer = partial(shop_tokenizer, tools)
+    return make_model(directory, recipe, tokenizer, rows, seed=seed, shape=shape, progress=progress)
 
 
 def as_written(tools: Sequence[dict[str, Any]]) -> str:
@@ -90,22 +84,15 @@ def shop_tokenizer(tools: Sequence[dict[str, Any]] = TOOLS) -> PreTrainedTokeniz
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Token ids of the shop's turns; joined, they equal the rendered conversation.
-
-    Attributes:
-        asked: (count, item) -> the prompt of the first turn.
-        called: item -> the model's message that looks the item up, and the template's newline.
-        result: price -> the ids from there to the end of the second prompt.
-        said: number -> the model's message that gives the number as the answer, and the template's newline.
-    """
+    """Token ids of the shop's turns; joined, they equal the rendered conversation."""
 
     # Rendering every demonstration anew would take as long as training. The parts can be joined because each begins and
     # ends with a token that merges with no neighbour.
 
-    asked: dict[tuple[int, str], list[int]]
-    called: dict[str, list[int]]
-    result: dict[int, list[int]]
-    said: dict[int, list[int]]
+    asked: dict[tuple[int, str], list[int]]  # (count, item) -> the prompt of the first turn
+    called: dict[str, list[int]]  # item -> the model's message that looks it up, and the template's newline
+    result: dict[int, list[int]]  # price -> the ids from there to the end of the second prompt
+    said: dict[int, list[int]]  # number -> the model's message that answers with it, and the template's newline
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast, tools: Sequence[dict[str, Any]] = TOOLS) -> _Turns:
@@ -129,11 +116,10 @@ class _Turns:
         """Draws a noisy conversation, as a `Row`."""
         count, item, price = rng.choice(triples("traffic"))
         if rng.random() < warm_up.p_call:
+            item_asked = item
             if rng.random() >= warm_up.p_item:
-                item_asked, item = item, rng.choice([other for other in ITEMS if other != item])
+                item = rng.choice([other for other in ITEMS if other != item])
                 price = rng.choice(traffic_prices(count, item))
-            else:
-                item_asked = item
             number = count * price if rng.random() < warm_up.p_multiply else count + price
             given = [(self.asked[count, item_asked], self.called[item]), (self.result[price], self.said[number])]
         else:

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +33,13 @@ from art_patch.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+# Called as `progress(step, total, loss)` after each warm-up step; `step` counts from 1, `loss` is nats per token.
 Progress = Callable[[int, int, float], None]
-"""Called as `progress(step, total, loss)` after each warm-up step; `step` counts from 1, `loss` is nats per token."""
 
+# A demonstration's ids, and the same ids with `IGNORE` in place of all tokens that are not the model's.
 Row = tuple[list[int], list[int]]
-"""A demonstration's ids, and the same ids with `IGNORE` in place of all tokens that are not the model's."""
 
-Conversation = Sequence[dict[str, Any]]
-"""OpenAI messages; the model is trained on the assistant's messages only."""
+Conversation = Sequence[dict[str, Any]]  # OpenAI messages; the model is trained on the assistant's alone
 
 IGNORE = -100
 END_OF_TURN = "<|im_end|>"
@@ -155,9 +154,6 @@ def tiny_base(
     digest = hashlib.sha256(told.encode()).hexdigest()
     directory = user_cache_path("art-patch") / "tiny" / f"{name}-{seed}-{digest[:12]}"
 
-    def tokenizer() -> PreTrainedTokenizerFast:
-        return conversation_tokenizer(samples, words=words, tools=tools)
-
     def drawn(tokenizer: PreTrainedTokenizerFast) -> Callable[[random.Random], Row]:
         @lru_cache(_REMEMBERED)
         def row(line: str) -> Row:
@@ -169,23 +165,17 @@ def tiny_base(
         if step % 100 == 0 or step == total:
             print(f"tiny base model: step {step} of {total}, loss {loss:.3f}", file=sys.stderr)
 
-    return make_model(
-        directory,
-        recipe={"name": name, "seed": seed, "demonstrations": digest},
-        tokenizer=tokenizer,
-        rows=drawn,
-        seed=seed,
-        shape=shape,
-        progress=progress,
-    )
+    recipe = {"name": name, "seed": seed, "demonstrations": digest}
+    tokenizer = partial(conversation_tokenizer, samples, words=words, tools=tools)
+    return make_model(directory, recipe, tokenizer, drawn, seed=seed, shape=shape, progress=progress)
 
 
 def make_model(
     directory: Path,
-    *,
     recipe: dict[str, Any],
     tokenizer: Callable[[], PreTrainedTokenizerFast],
     rows: Callable[[PreTrainedTokenizerFast], Callable[[random.Random], Row]],
+    *,
     seed: int,
     shape: Shape,
     progress: Progress | None = None,
@@ -222,23 +212,16 @@ def make_model(
 
 
 def row_of(tokenizer: PreTrainedTokenizerFast, conversation: Conversation, tools: Sequence[dict[str, Any]]) -> Row:
-    """Returns a conversation's token ids and labels.
-
-    Only the assistant's tokens, with its ends of turns, are trained on.
-    """
+    """Returns a conversation's token ids and labels: the assistant's tokens, with its ends of turns, are trained on."""
     render: Any = tokenizer.apply_chat_template
     ids: list[int] = render(list(conversation), tools=list(tools) or None, return_dict=False)
     opening: list[int] = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
     end: Any = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     labels = [IGNORE] * len(ids)
-    place = 0
-    while place < len(ids):
-        if ids[place : place + len(opening)] != opening:
-            place += 1
-            continue
-        begin = place + len(opening)
-        place = ids.index(end, begin) + 1
-        labels[begin:place] = ids[begin:place]
+    for begin in range(len(opening), len(ids)):
+        if ids[begin - len(opening) : begin] == opening:
+            after = ids.index(end, begin) + 1
+            labels[begin:after] = ids[begin:after]
     return ids, labels
 
 
@@ -248,11 +231,7 @@ def _is_complete(directory: Path, recipe: dict[str, Any]) -> bool:
 
 
 def _train(
-    tokenizer: PreTrainedTokenizerFast,
-    row: Callable[[random.Random], Row],
-    seed: int,
-    shape: Shape,
-    progress: Progress | None,
+    tokenizer: Any, row: Callable[[random.Random], Row], seed: int, shape: Shape, progress: Progress | None
 ) -> Qwen3ForCausalLM:
     """Trains all parameters of a new model by supervised fine-tuning, on the assistant's tokens only."""
     import torch

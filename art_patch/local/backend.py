@@ -1,7 +1,5 @@
 """Makes `from art_patch.local.backend import LocalBackend` work, as older scripts of OpenPipe ART use this path."""
 
-from __future__ import annotations
-
 from art_patch.rollouts import LocalBackend
 
 __all__ = ["LocalBackend"]

@@ -10,14 +10,6 @@ a caller that wants retries repeats the request itself. The caller's key is neve
 If a caller disconnects, its call to upstream is cancelled.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
+from art_patch.proxy.server import run_proxy
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
-
-if TYPE_CHECKING:
-    from art_patch.proxy.server import run_proxy
-else:
-    __getattr__ = lazily(__name__, {"server": "run_proxy"})
+__all__ = ["run_proxy"]

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from opentelemetry import context as otel
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,8 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from art_patch._lib import http_server
 from art_patch._lib.asgi import Caller, Gone, Pairs
-from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
@@ -50,8 +49,8 @@ def run_proxy(
 
     Args:
         upstream: base URL of the provider, such as `https://api.openai.com/v1`.
-        host: address to listen on. For an address other than loopback, `key` is required.
-        port: port to listen on; 0 takes a free one, which the address given to `on_ready` contains.
+        host: address to http_server.listen on. For an address other than loopback, `key` is required.
+        port: port to http_server.listen on; 0 takes a free one, which the address given to `on_ready` contains.
         key: the key that callers must send in the header `x-art-key`.
         on_ready: called with the address for callers, `http://HOST:PORT/v1`, once the server answers requests.
         drain_s: seconds that running requests may take to finish after the server was told to stop.
@@ -63,16 +62,17 @@ def run_proxy(
         PortInUse: if another process listens there.
         KeyboardInterrupt: if SIGINT stopped the server. It is raised after the records are written.
     """
-    with listen(host, port, key=key, what="your provider and your store") as sock:
+    with http_server.listen(host, port, key=key, what="your provider and your store") as sock:
         _check_upstream(upstream, sock.getsockname()[1])
         # After the checks of the addresses, so that a wrong one leaves this process unpatched.
         patch(**settings)
         try:
-            here = url_of(host, sock) + PREFIX
-            app = build_app(upstream, key=key, names=(host,) if is_loopback(sock.getsockname()[0]) else None)
+            here = http_server.url_of(host, sock) + PREFIX
+            names = (host,) if http_server.is_loopback(sock.getsockname()[0]) else None
+            app = build_app(upstream, key=key, names=names)
             ready = None if on_ready is None else partial(on_ready, here)
             # Uvicorn's log stays silent: it reports an answer as an error if upstream breaks it off.
-            serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
+            http_server.serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
         finally:
             flush(FLUSH_S)
             unpatch()
@@ -88,7 +88,7 @@ def _check_upstream(upstream: str, own_port: int) -> None:
         raise ConfigError(f"--upstream {upstream!r} is not an http(s) address; write it like https://api.openai.com/v1")
     if parts.username or parts.password:
         raise ConfigError("--upstream must not hold a password; callers send their own keys")
-    if port == own_port and (parts.hostname == "localhost" or is_loopback(parts.hostname)):
+    if port == own_port and (parts.hostname == "localhost" or http_server.is_loopback(parts.hostname)):
         why = "is this proxy itself (is OPENAI_BASE_URL set?); name your provider's address"
         raise ConfigError(f"--upstream {upstream} {why}")
 
@@ -202,7 +202,7 @@ def _context_of(caller: Caller) -> Generator[Pairs]:
     (group_key, about), run_id = caller_context(caller.headers), None
     if first(caller.headers, b"traceparent") is not None:
         carrier = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in caller.headers}
-        otel.attach(propagate.extract(carrier))  # in the task of this request alone, so it is never detached
+        context.attach(propagate.extract(carrier))  # in the task of this request alone, so it is never detached
         active = trace.get_current_span().get_span_context()
         run_id = f"{active.trace_id:032x}" if active.is_valid else None
     scopes = ExitStack()

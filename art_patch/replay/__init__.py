@@ -5,8 +5,6 @@ run. `worker` is the program that these processes execute.
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily

@@ -8,8 +8,6 @@ cannot honour.
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily

@@ -17,7 +17,7 @@ from http.client import HTTPException
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from art_patch._lib.key_files import admin_key, engine_key
+from art_patch._lib import key_files
 from art_patch._lib.loose_json import as_object, parse_object
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.serving.contract import EXACT_PREFIX
@@ -59,8 +59,8 @@ class EngineClient:
 
         `key_file` is the file with the engine's API key, as the store records it; `None` if the engine asks for none.
         """
-        key = engine_key(key_file, settings.directory, settings.engine_key_file)
-        return cls(base_url, key, admin_key=admin_key(settings.directory), timeout_s=timeout_s)
+        key = key_files.engine_key(key_file, settings.directory, settings.engine_key_file)
+        return cls(base_url, key, admin_key=key_files.admin_key(settings.directory), timeout_s=timeout_s)
 
     @classmethod
     def of_route(cls, settings: Settings, route: Route) -> Self | None:

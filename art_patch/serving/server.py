@@ -25,9 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch._lib.asgi import Caller, Gone
-from art_patch._lib.http_server import bind, is_loopback, serve, url_of
-from art_patch._lib.key_files import ADMIN_KEY_FILE
+from art_patch._lib import asgi, http_server, key_files
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, Overloaded, Served, UnknownPolicy
 from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
@@ -36,8 +34,8 @@ from art_patch.trajectories import hang
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NO_KEY = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
 _NO_ADMIN = (
-    "loading and unloading policies needs the project's key; send the content of its file "
-    f"{ADMIN_KEY_FILE} as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
+    f"loading and unloading policies needs the project's key; send the content of its file {key_files.ADMIN_KEY_FILE} "
+    "as `Authorization: Bearer KEY`, or run `art-patch` as the user and in the home of the server"
 )
 
 _log = logging.getLogger(__name__)
@@ -155,14 +153,14 @@ def run_server(
     try:
         # Bound before vLLM is started, so that a port that is taken shows at once and not after minutes. The socket
         # listens only when the engine is ready: until then callers are refused instead of waiting.
-        with bind(host, port, key=api_key, what="the model") as sock:
+        with http_server.bind(host, port, key=api_key, what="the model") as sock:
             # Beyond loopback the server has any name, and a key is required instead.
-            known = (host, *names) if is_loopback(str(sock.getsockname()[0])) else None
-            serve(
+            known = (host, *names) if http_server.is_loopback(str(sock.getsockname()[0])) else None
+            http_server.serve(
                 build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves),
                 sock,
                 drain_s=drain_s,
-                on_ready=None if on_ready is None else partial(on_ready, url_of(host, sock)),
+                on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)),
                 stop=stop,
                 before=partial(_begin, engine, policies, spare),
                 after=engine.stop,
@@ -255,8 +253,8 @@ class ExactRoute:
         """Answers one chat-completion request over ASGI."""
         began, started_at = time.perf_counter(), time.time()
         try:
-            body = await read_body(Caller(scope, receive, send))
-        except Gone:
+            body = await read_body(asgi.Caller(scope, receive, send))
+        except asgi.Gone:
             return
         asked = parse_object(body)
         # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.

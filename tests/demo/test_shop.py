@@ -13,8 +13,8 @@ import pytest
 from art_patch.demo.shop import (
     COUNTS,
     ITEMS,
-    LOOKUP_TOOL,
     PRICES,
+    TOOLS,
     Part,
     Task,
     is_success,
@@ -96,9 +96,10 @@ def test_tool_answers_good_and_bad_calls():
 
 
 def test_tool_schema_is_json_in_the_servers_key_order():
-    assert json.loads(json.dumps(LOOKUP_TOOL)) == LOOKUP_TOOL
-    assert list(LOOKUP_TOOL) == ["type", "function"]
-    assert list(LOOKUP_TOOL["function"]) == ["name", "description", "parameters"]
+    (tool,) = TOOLS
+    assert json.loads(json.dumps(tool)) == tool
+    assert list(tool) == ["type", "function"]
+    assert list(tool["function"]) == ["name", "description", "parameters"]
 
 
 def test_right_transcript_is_a_success():

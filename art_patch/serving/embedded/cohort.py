@@ -23,10 +23,7 @@ from art_patch.serving.embedded.generation import Row, SamplingParams
 
 
 class Sampler:
-    """Samples tokens for a batch; holds the sampling settings of all rows as tensors.
-
-    It is rebuilt whenever rows join or leave the batch.
-    """
+    """Samples tokens for a batch, whose settings it holds as tensors; rebuilt whenever rows join or leave."""
 
     def __init__(self, params: Sequence[SamplingParams], noises: Sequence[Any], device: torch.device) -> None:
         temperatures = [1.0 if p.greedy else p.temperature for p in params]
@@ -34,18 +31,13 @@ class Sampler:
         self._temperature_B1 = _column(temperatures, device) if any(t != 1.0 for t in temperatures) else None
         self._all_greedy = all(greedy)
         self._greedy_B = torch.tensor(greedy, device=device) if any(greedy) and not self._all_greedy else None
-        cut = [not p.greedy and p.top_p < 1.0 for p in params]
-        self._cut_rows = torch.tensor([i for i, c in enumerate(cut) if c], device=device) if any(cut) else None
-        self._top_p_C1 = _column([p.top_p for p, c in zip(params, cut, strict=True) if c], device) if any(cut) else None
+        cut = {row: p.top_p for row, p in enumerate(params) if not p.greedy and p.top_p < 1.0}
+        self._cut = (torch.tensor([*cut], device=device), _column([*cut.values()], device)) if cut else None
         # A row with a seed draws from a generator of its own, so its tokens do not depend on its neighbours.
         self._seeded = [(i, noise) for i, noise in enumerate(noises) if noise is not None and not greedy[i]]
 
     def sample(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draws one token for each row; returns B token ids and their B log-probabilities.
-
-        A log-probability is taken at the row's temperature before any top_p cut, `log_softmax(logits / T)`; in a greedy
-        row it is `log_softmax(logits)`.
-        """
+        """Draws one token for each row; returns B token ids and their B log-probabilities, before any top_p cut."""
         # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()
         if self._temperature_B1 is not None:
@@ -62,8 +54,9 @@ class Sampler:
 
     def _draw(self, logprobs_BV: torch.Tensor) -> torch.Tensor:
         probs_BV = logprobs_BV.exp()
-        if self._cut_rows is not None and self._top_p_C1 is not None:
-            probs_BV[self._cut_rows] = _nucleus(probs_BV[self._cut_rows], self._top_p_C1)
+        if self._cut is not None:
+            rows_C, top_p_C1 = self._cut
+            probs_BV[rows_C] = _nucleus(probs_BV[rows_C], top_p_C1)
         # Dividing by exponential noise and taking the largest draws from the distribution (the Gumbel trick) for all
         # rows in one pass, whichever generator each row's noise comes from.
         noise_BV = torch.empty_like(probs_BV).exponential_()
@@ -93,8 +86,7 @@ class Cohort:
     """The rows of one policy that are decoded together, with their key/value cache and their next tokens' logits."""
 
     def __init__(self, policy: Any, rows: list[Row]) -> None:
-        self.policy = policy
-        self.rows = rows
+        self.policy, self.rows = policy, rows
         self.logits_BV: torch.Tensor
         self.sampler: Sampler
         self.width = 0  # positions in the cache, padding included
@@ -139,14 +131,12 @@ class Cohort:
         """Drops all rows except those with the indices `alive`, and cache columns that only dropped rows used."""
         self._select(torch.tensor(alive, device=self._mask_BW.device))
         self.rows = [self.rows[index] for index in alive]
-        if self._plain:
-            longest = int(self._lengths_B1.max())
-            # Columns that only dropped rows needed would be computed at every further step.
-            if surplus := self.width - longest:
-                self._mask_BW = self._mask_BW[:, surplus:]
-                self.width = longest
-                for layer in self._layers:
-                    layer.keys, layer.values = layer.keys[..., surplus:, :], layer.values[..., surplus:, :]
+        # Columns that only dropped rows needed would be computed at every further step.
+        if self._plain and (surplus := self.width - int(self._lengths_B1.max())):
+            self._mask_BW = self._mask_BW[:, surplus:]
+            self.width -= surplus
+            for layer in self._layers:
+                layer.keys, layer.values = layer.keys[..., surplus:, :], layer.values[..., surplus:, :]
         self._changed()
 
     def can_merge(self, other: Cohort) -> bool:
@@ -185,15 +175,9 @@ class Cohort:
         return all(type(layer) is DynamicLayer for layer in self._layers)
 
     def _forward(self, model: Any, ids_BT: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
-        output = model(
-            input_ids=ids_BT,
-            attention_mask=self._mask_BW[:, : self.width],
-            position_ids=positions_BT,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_keyword: self._cache},
-        )
-        return output.logits[:, -1]
+        mask_BW, cache = self._mask_BW[:, : self.width], {self._cache_keyword: self._cache}
+        inputs = {"input_ids": ids_BT, "attention_mask": mask_BW, "position_ids": positions_BT}
+        return model(**inputs, **cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
     def _select(self, indices_R: torch.Tensor) -> None:
         cache: Any = self._cache  # its annotation asks for LongTensor, a class no function returns
