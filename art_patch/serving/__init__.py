@@ -14,11 +14,11 @@ from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
     from art_patch.serving.client import EngineClient, exact_url
-    from art_patch.serving.contract import Engine, Served
+    from art_patch.serving.contract import Engine
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.embedded.scheduler import EngineLimits
     from art_patch.serving.request_checks import KeyGuard, PageGuard, error_body
-    from art_patch.serving.server import run_server
+    from art_patch.serving.server import Served, run_server
     from art_patch.serving.vllm.engine import VllmEngine
     from art_patch.serving.vllm.environment import (
         BUILD,
@@ -38,11 +38,11 @@ else:
         __name__,
         {
             "client": "EngineClient exact_url",
-            "contract": "Engine Served",
+            "contract": "Engine",
             "embedded.engine": "EmbeddedEngine",
             "embedded.scheduler": "EngineLimits",
             "request_checks": "KeyGuard PageGuard error_body",
-            "server": "run_server",
+            "server": "Served run_server",
             "vllm.engine": "VllmEngine",
             "vllm.environment": "BUILD Choice Found build built choose find_vllm gpus home_of share_out",
             "vllm.process": "VllmOptions check_extra check_rank",

@@ -1,4 +1,4 @@
-"""The HTTP contract of an engine, and the two Python protocols behind it. vLLM and the embedded engine both keep it.
+"""The HTTP contract of an engine, which vLLM and the embedded engine both keep, and its methods for the job.
 
 Without an API key the engine listens on loopback only. Every error response is `{"error": {"message", "type", "param",
 "code"}}`.
@@ -34,8 +34,7 @@ JSON content type with 415.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from art_patch.errors import AdapterRejected, EngineError
@@ -71,55 +70,6 @@ def check_unload(name: str, served: Sequence[str]) -> None:
         raise AdapterRejected(f"{name} is the base model and cannot be unloaded. Stop the server instead.")
     if name not in served:
         raise UnknownPolicy(f"The adapter `{name}` is not served. Served models: {', '.join(served)}.")
-
-
-class Served(Protocol):
-    """The methods of an engine that the HTTP server in its own process calls (`art_patch.serving.server`)."""
-
-    base_policy: str
-    """Name under which the base model without a LoRA is served, `NAME@0`."""
-
-    adapters_root: Path
-    """Directory that holds the published adapters, as a resolved path."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Largest number of tokens that prompt and answer may have together."""
-        ...
-
-    @property
-    def chat(self) -> Callable[[Any, Any, Any], Awaitable[None]]:
-        """ASGI application that answers `POST /v1/chat/completions`."""
-        ...
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the engine is ready to answer requests; `GET /health` reports it."""
-        ...
-
-    def policies(self) -> list[str]:
-        """Returns the names of all served policies, the base model first."""
-        ...
-
-    async def start(self) -> None:
-        """Makes the engine ready to answer requests; the server calls it once, on its event loop."""
-        ...
-
-    async def stop(self) -> None:
-        """Shuts the engine down cleanly; the server calls it after the last request was answered."""
-        ...
-
-    async def load(self, name: str) -> None:
-        """Validates the published adapter `name` and serves it; raises `AdapterRejected` if it is refused."""
-        ...
-
-    async def unload(self, name: str) -> None:
-        """Stops accepting requests for the policy `name`; running ones finish. Raises as `check_unload` does."""
-        ...
-
-    def close(self) -> None:
-        """Ends the engine at once, without waiting for running requests; a second call does nothing."""
-        ...
 
 
 class Engine(Protocol):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,9 +27,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_patch._lib import asgi, http_server, key_files
 from art_patch.errors import AdapterRejected
-from art_patch.serving.contract import EXACT_PREFIX, Overloaded, Served, UnknownPolicy
+from art_patch.serving.contract import EXACT_PREFIX, Overloaded, UnknownPolicy
 from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
 from art_patch.trajectories import hang
+
+if TYPE_CHECKING:
+    from art_patch.serving.embedded.engine import EmbeddedEngine
+    from art_patch.serving.vllm.engine import VllmEngine
+
+Served: TypeAlias = "EmbeddedEngine | VllmEngine"
+"""An engine in this process, as the server calls it."""
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NO_KEY = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
@@ -138,8 +145,7 @@ def run_server(
         port: port to listen on; 0 takes a free one, and `on_ready` is told which.
         names: other host names of this server, such as that of a reverse proxy in front of it.
         policies: policies to load before the first request is answered; if one cannot be loaded, the server fails.
-        spare: policies to load as well; if one of these cannot be loaded, the error is only logged, and requests for it
-            get 404.
+        spare: policies to load as well; an error of these is only logged, and requests for them get 404.
         on_ready: called with the base URL, `http://HOST:PORT`, as soon as the server answers requests.
         drain_s: seconds within which running requests may finish after the server was told to stop.
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.

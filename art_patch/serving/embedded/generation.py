@@ -148,10 +148,8 @@ Delivery = tuple[Generation, Piece]
 def hand_over(deliveries: Sequence[Delivery]) -> None:
     """Schedules the delivery of each piece on the event loop of its request; called by the scheduler's thread."""
     # One wake-up for each loop and step: `call_soon_threadsafe` writes to a socket each time.
-    by_loop: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
-    for delivery in deliveries:
-        by_loop.setdefault(delivery[0].loop, []).append(delivery)
-    for loop, batch in by_loop.items():
+    for loop in {generation.loop for generation, _ in deliveries}:
+        batch = [delivery for delivery in deliveries if delivery[0].loop is loop]
         try:
             loop.call_soon_threadsafe(_deliver_all, batch)
         except RuntimeError:

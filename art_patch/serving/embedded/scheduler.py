@@ -174,22 +174,18 @@ class Scheduler:
             rows.sort(key=lambda row: len(row.generation.prompt_ids))
             for batch in _by_length(rows, self._limits.max_prefill_tokens):
                 cohort = Cohort(policy, batch)
+                host = None
                 try:
                     self._bank.activate(policy.adapter)
                     cohort.prefill(self._model)
-                    host = next((c for c in self._cohorts if c.can_merge(cohort)), None)
-                except Exception as error:
-                    self._fail(cohort, error)
-                    continue
-                if host is None:
-                    self._cohorts.append(cohort)
-                    continue
-                try:
-                    host.merge(cohort)
+                    if host := next((c for c in self._cohorts if c.can_merge(cohort)), None):
+                        host.merge(cohort)
+                    else:
+                        self._cohorts.append(cohort)
                 except Exception as error:
                     # Half merged, neither cache can be trusted any more.
-                    self._fail(cohort, error)
-                    self._fail(host, error)
+                    for failed in filter(None, (cohort, host)):
+                        self._fail(failed, error)
 
     def _next_arrivals(self) -> list[tuple[Generation, Policy]]:
         rows = sum(len(cohort.rows) for cohort in self._cohorts)
@@ -290,9 +286,8 @@ class Scheduler:
             generations = {row.generation for cohort in self._cohorts for row in cohort.rows if not row.done}
             generations |= {generation for generation, _ in self._waiting}
             commands = list(self._commands)
-            self._cohorts.clear()
-            self._waiting.clear()
-            self._commands.clear()
+            for left in (self._cohorts, self._waiting, self._commands):
+                left.clear()
         hand_over([(generation, Piece(0, [], [], error=reason)) for generation in generations])
         for _, future in commands:
             future.set_exception(Overloaded(reason))
@@ -304,13 +299,12 @@ def _by_length(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     tokens = 0
     for row in rows:
         length = len(row.generation.prompt_ids)
-        if batches:
-            padded = (len(batches[-1]) + 1) * length
-            # A longer row pads all before it; from 1.5 times the real tokens on, another forward is cheaper.
-            if padded <= max_tokens and padded <= 1.5 * (tokens + length) + 2048:
-                batches[-1].append(row)
-                tokens += length
-                continue
-        batches.append([row])
-        tokens = length
+        padded = (len(batches[-1]) + 1) * length if batches else 0
+        # A longer row pads all before it; from 1.5 times the real tokens on, another forward is cheaper.
+        if batches and padded <= max_tokens and padded <= 1.5 * (tokens + length) + 2048:
+            batches[-1].append(row)
+            tokens += length
+        else:
+            batches.append([row])
+            tokens = length
     return batches

@@ -98,7 +98,7 @@ def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-class TextStream:
+class _TextStream:
     """Converts ids to text as they arrive; each time it decodes a short window of ids again, not the full answer."""
 
     def __init__(self, decode: Decode) -> None:
@@ -107,16 +107,9 @@ class TextStream:
         self._ids: list[int] = []
         self._known = 0  # how many ids of the window have been turned into text already
 
-    def push(self, ids: Sequence[int]) -> str:
-        """Adds ids and returns the new text; empty while the newest character may be incomplete."""
+    def push(self, ids: Sequence[int], *, final: bool = False) -> str:
+        """Adds ids and returns the new text; unless `final`, none while the newest character may be incomplete."""
         self._ids.extend(ids)
-        return self._take(final=False)
-
-    def close(self) -> str:
-        """Ends the stream; returns the text of held-back ids, even if their character is incomplete."""
-        return self._take(final=True)
-
-    def _take(self, *, final: bool) -> str:
         if self._known == len(self._ids):
             return ""
         text = self._decode(self._ids)
@@ -169,7 +162,7 @@ class OutputText:
     def __init__(
         self, decode: Decode, *, stops: Sequence[str] = (), parse_tools: bool = False, one_call: bool = False
     ) -> None:
-        self._text = TextStream(decode)
+        self._text = _TextStream(decode)
         self._cutter = StopCutter(stops)
         self._parser = ToolCallParser() if parse_tools else None
         self._one_call = one_call
@@ -195,7 +188,7 @@ class OutputText:
 
     def close(self) -> list[str | ToolCall]:
         """Ends the text and returns the text and tool calls that were held back."""
-        out = self._parse(self._cutter.feed(self._text.close())) + self._parse(self._cutter.close())
+        out = self._parse(self._cutter.feed(self._text.push((), final=True))) + self._parse(self._cutter.close())
         if self._parser and not self._has_its_call:
             out += self._parser.close()
         return out
