@@ -50,16 +50,12 @@ TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CHAT_TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\\n\\n' }}
-    {%- endif %}
+    {{- messages[0].content + '\\n\\n' if messages[0].role == 'system' }}
     {{- '# Tools\\n\\n<tools>' }}
     {%- for tool in tools %}
-        {%- set function = tool.function if tool.function else tool %}
+        {%- set function = tool.function or tool %}
         {{- '\\n{"type": "function", "function": {"name": ' + (function.name | tojson) }}
-        {%- if function.description %}
-            {{- ', "description": ' + (function.description | tojson) }}
-        {%- endif %}
+        {{- ', "description": ' + (function.description | tojson) if function.description }}
         {{- ', "parameters": ' + (function.parameters | tojson) + '}' + '}' }}
     {%- endfor %}
     {{- '\\n</tools>\\n\\nCall one with\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}
@@ -74,32 +70,20 @@ CHAT_TEMPLATE = """\
     {%- elif message.role == 'assistant' %}
         {{- '<|im_start|>assistant\\n' + content }}
         {%- for tool_call in message.tool_calls or [] %}
-            {%- if content or not loop.first %}
-                {{- '\\n' }}
-            {%- endif %}
-            {%- set function = tool_call.function if tool_call.function else tool_call %}
+            {{- '\\n' if content or not loop.first }}
+            {%- set function = tool_call.function or tool_call %}
             {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
-            {%- if function.arguments is string %}
-                {{- function.arguments }}
-            {%- else %}
-                {{- function.arguments | tojson }}
-            {%- endif %}
+            {{- function.arguments if function.arguments is string else function.arguments | tojson }}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
+        {{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' }}
         {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
+        {{- '<|im_end|>\\n' if loop.last or messages[loop.index0 + 1].role != 'tool' }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}
 """
 # Qwen3's layout without `<think>`, with fewer words around the tools, so that the prompt stays short. A tool is written
 # key by key, where Qwen3 writes all keys: a server may add keys (`"strict": null`), and a model this small answers

@@ -122,9 +122,9 @@ class EngineClient:
         if body.get("stream"):
             raise ValueError("EngineClient.chat does not stream; use the OpenAI SDK for that")
         answer = self._request("/v1/chat/completions", body)
-        if not isinstance(answer, dict) or "choices" not in answer:
+        if "choices" not in (found := as_object(answer)):
             raise EngineError(f"{self.base_url} is not an engine: a chat completion answered {answer!r:.200}")
-        return cast("dict[str, Any]", answer)
+        return found
 
     def wait_ready(self, timeout_s: float) -> None:
         """Polls `/health` until the engine answers; raises an `EngineError` if it does not within `timeout_s`."""

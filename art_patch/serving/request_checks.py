@@ -185,8 +185,7 @@ class PageGuard:
         return None
 
     def _is_here(self, host: str) -> bool:
-        match = _HOST.fullmatch(host)
-        name = match[1].strip("[]") if match else ""
+        name = match[1].strip("[]") if (match := _HOST.fullmatch(host)) else ""
         return _is_loopback(name) or name in (self._names or ())
 
 

@@ -77,13 +77,9 @@ def build_app(
 
     async def models(_: Request) -> Response:
         base = engine.base_policy
-        cards = [
-            {
-                "id": name, "object": "model", "created": started, "owned_by": "art_patch", "root": name,
-                "parent": None if name == base else base, "max_model_len": engine.max_model_len,
-            }
-            for name in engine.policies()
-        ]  # fmt: skip
+        card = {"object": "model", "created": started, "owned_by": "art_patch", "max_model_len": engine.max_model_len}
+        parents = {name: None if name == base else base for name in engine.policies()}
+        cards = [{"id": name, "root": name, "parent": parent, **card} for name, parent in parents.items()]
         return JSONResponse({"object": "list", "data": cards})
 
     async def load(request: Request) -> Response:

@@ -63,15 +63,11 @@ class Link:
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            # No limit: vLLM itself queues requests. No time-out: a long answer may take minutes.
-            connector=aiohttp.UnixConnector(str(self._socket), limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            # Bytes are passed on as they come, so nothing may be unpacked on the way.
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            read_bufsize=1 << 20,
-        )
+        # Bytes are passed on as they come, so nothing may be unpacked on the way.
+        as_they_come: Any = {"auto_decompress": False, "skip_auto_headers": ("User-Agent", "Accept-Encoding")}
+        # No limit: vLLM itself queues requests. No time-out: a long answer may take minutes.
+        connector, timeout = aiohttp.UnixConnector(str(self._socket), limit=0), aiohttp.ClientTimeout(total=None)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20, **as_they_come)
 
     async def close(self) -> None:
         """Closes all connections to vLLM; vLLM itself keeps running."""
@@ -80,18 +76,14 @@ class Link:
     async def healthy(self) -> bool:
         """Whether vLLM answers `GET /health` with status 200 within 5 seconds."""
         try:
-            await self.get("/health", timeout_s=5.0)
+            await self.ask("GET", "/health", timeout_s=5.0)
         except EngineError:
             return False
         return True
 
-    async def get(self, path: str, *, timeout_s: float = 10.0) -> bytes:
-        """Sends a GET request and returns the answer's body; raises as `ask` does."""
-        return await self.ask("GET", path, timeout_s)
-
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
         """Sends JSON by POST; returns the decoded answer, or its text if it is not JSON. Raises as `ask` does."""
-        content = await self.ask("POST", path, timeout_s, json.dumps(body).encode())
+        content = await self.ask("POST", path, json.dumps(body).encode(), timeout_s=timeout_s)
         try:
             return json.loads(content)
         except ValueError:
@@ -101,7 +93,7 @@ class Link:
         """Sends a chat completion; returns aiohttp's context manager, whose response can be read as it arrives."""
         return self._session.post(f"{_ADDRESS}/v1/chat/completions", data=body, headers=_JSON)
 
-    async def ask(self, method: str, path: str, timeout_s: float, content: bytes | None = None) -> bytes:
+    async def ask(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = 10.0) -> bytes:
         """Sends a request and returns the answer's body.
 
         Raises:
@@ -331,7 +323,7 @@ class Replica:
             # `/health` is 200 while the engine computes NaN, so a token is sampled now and then.
             if loop.time() >= probe_at:
                 await check_finite(self.link, self._base)
-                corrupted = _CORRUPTED.search(await self.link.get("/metrics"))
+                corrupted = _CORRUPTED.search(await self.link.ask("GET", "/metrics"))
                 if corrupted is not None and float(corrupted[1]) > 0:
                     raise Poisoned("it computed numbers that are not finite")
                 probe_at = loop.time() + _PROBE_S
@@ -339,7 +331,7 @@ class Replica:
 
     async def _check_base(self) -> int:
         """Returns the largest number of tokens in prompt and answer; raises if the base is not served."""
-        for card in json.loads(await self.link.get("/v1/models"))["data"]:
+        for card in json.loads(await self.link.ask("GET", "/v1/models"))["data"]:
             if card["id"] == self._base:
                 return int(card["max_model_len"])
         raise EngineError(f"vLLM does not serve {self._base}")
