@@ -39,6 +39,7 @@ from art_patch.serving import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store, without_password
 from art_patch.training import TrainConfig
+from art_patch.types import Group
 
 WHO = "demo"
 
@@ -152,12 +153,11 @@ def run_demo(
             row = world.measure(number, tell, times=EVALUATION_SAMPLES if number == last else CURVE_SAMPLES)
             curve.add(row | {"outcome": report.outcome})
             tell.measured(row)
-        metrics = _metrics(curve, world, resumed)
+        metrics = world.metrics(curve) | {"resumed": resumed, "engine": world.engine.kind}
     return metrics | {
         "seed": seed,
         "control": control,
         "single_shot": single_shot,
-        "engine": world.engine.kind,
         "judge": STAND_IN_MODEL if control or not settings.judge else settings.judge,
         "store": without_password(settings.store_url),
         "wall_s": round(time.monotonic() - started, 1),
@@ -261,25 +261,39 @@ class _World:
 
     def recorded(self) -> int:
         """Return the number of calls recorded since the demo started."""
-        return self.store.read.counts()["calls"] - self._before["calls"]
+        return self._since("calls")
 
-    def groups_by_way(self) -> dict[str, int]:
-        """Return the number of groups that policies were trained on, by the way in which they were formed."""
-        return dict(Counter(group.how for group in self.store.read.groups(state="trained", limit=100_000)))
+    def _since(self, name: str) -> int:
+        return self.store.read.counts()[name] - self._before[name]
 
-    def tools_run_by_job(self) -> int:
+    def metrics(self, curve: Curve) -> dict[str, Any]:
+        """Return what the curve and the store tell about the demo so far."""
+        first, last = curve.rows[0], curve.rows[-1]
+        trained = self.store.read.groups(state="trained", limit=100_000)
+        return {
+            "success_before": first["sampled"],
+            "success_after": last["sampled"],
+            "greedy_before": first["greedy"],
+            "greedy_after": last["greedy"],
+            "policy": last["policy"],
+            "curve": [row["sampled"] for row in curve.rows],
+            "greedy_curve": [row["greedy"] for row in curve.rows],
+            "calls": self.recorded(),
+            # Conversations that ended in an error count where they are more than the calls that failed or fell back.
+            "failed_calls": max(self._since("calls_fell_back") + self._since("calls_not_ok"), self._errors),
+            "cycles": len(curve.rows) - 1,
+            "promotions": sum(row.get("outcome") == "promoted" for row in curve.rows),
+            "app_rss_added_mib": round(self.agent.peak_mib() - max(row["unpatched_peak_mib"] for row in curve.rows), 1),
+            "groups_by_way": dict(Counter(group.how for group in trained)),
+            "tools_run_by_job": self._tools_run_by_job(trained),
+        }
+
+    def _tools_run_by_job(self, trained: Sequence[Group]) -> int:
         """Count re-sampled turns whose prompt has messages, such as tool results, that the agent itself never got."""
         sources = self.store.read.groups(state="resampled", limit=100_000)
         got = {call.id: call.messages for group in sources for run in group.trajectories for call in run.calls}
-        copies = [group for group in self.store.read.groups(state="trained", limit=100_000) if group.how == "resampled"]
-        asked = [call for group in copies for run in group.trajectories for call in run.calls]
-        return sum(call.messages != got.get(str(call.shadow_of)) for call in asked)
-
-    def failed(self) -> int:
-        """Return how many calls failed or fell back, or how many conversations ended in an error if that is more."""
-        now = self.store.read.counts()
-        bad = [now[name] - self._before[name] for name in ("calls_fell_back", "calls_not_ok")]
-        return max(sum(bad), self._errors)
+        copies = [run for group in trained if group.how == "resampled" for run in group.trajectories]
+        return sum(call.messages != got.get(str(call.shadow_of)) for run in copies for call in run.calls)
 
 
 def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> OrderedJudge:
@@ -310,24 +324,3 @@ def _as_asked(task: Task) -> dict[str, Any]:
 
 def _successes(tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]) -> int:
     return sum(is_success(task, result.get("messages", ())) for task, result in zip(tasks, results, strict=True))
-
-
-def _metrics(curve: Curve, world: _World, resumed: bool) -> dict[str, Any]:
-    first, last = curve.rows[0], curve.rows[-1]
-    return {
-        "success_before": first["sampled"],
-        "success_after": last["sampled"],
-        "greedy_before": first["greedy"],
-        "greedy_after": last["greedy"],
-        "policy": last["policy"],
-        "curve": [row["sampled"] for row in curve.rows],
-        "greedy_curve": [row["greedy"] for row in curve.rows],
-        "calls": world.recorded(),
-        "failed_calls": world.failed(),
-        "cycles": len(curve.rows) - 1,
-        "promotions": sum(row.get("outcome") == "promoted" for row in curve.rows),
-        "app_rss_added_mib": round(world.agent.peak_mib() - max(row["unpatched_peak_mib"] for row in curve.rows), 1),
-        "groups_by_way": world.groups_by_way(),
-        "tools_run_by_job": world.tools_run_by_job(),
-        "resumed": resumed,
-    }

@@ -31,14 +31,9 @@ class AppProcess:
     """One process that has loaded the app's code and runs one of its functions again and again."""
 
     def __init__(self, target: str, config: ReplayConfig, *, redacted: bool = False) -> None:
-        """Start the process in this process's working directory and in a process group of its own.
+        """Start `art_patch.replay.worker`, whose `main` explains the arguments, in this working directory.
 
-        Args:
-            target: the function, as `MODULE:NAME` or `SCRIPT:NAME`.
-            redacted: run nothing unless the app's own settings redact what is recorded.
-
-        Raises:
-            RunLost: the interpreter cannot be started.
+        Raises `RunLost` if the interpreter cannot be started.
         """
         self.runs = (target, redacted)
         self._late = self._gone = False
@@ -58,8 +53,7 @@ class AppProcess:
     def ask(self, question: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
         """Send a question to the process and return its answer; `None` sends nothing and returns its first line.
 
-        Raises:
-            RunLost: the process ended, or took longer than `timeout_s`.
+        Raises `RunLost` if the process ended, or took longer than `timeout_s`.
         """
         # A read from a pipe has no timeout. At the deadline the timer kills the process group; that closes the pipe
         # and ends the read.
@@ -123,8 +117,7 @@ class AppProcesses:
     def take(self, target: str, *, redacted: bool) -> AppProcess:
         """Return an idle process of the function `target`, or start one; end idle processes of other functions.
 
-        Raises:
-            RunLost: the function cannot be loaded now or could not at an earlier attempt, or the pool was stopped.
+        Raises `RunLost` if the function cannot be loaded, now or at an earlier attempt, or if the pool was stopped.
         """
         same = (target, redacted)
         with self._lock:
@@ -147,11 +140,7 @@ class AppProcesses:
             raise
 
     def ask(self, process: AppProcess, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send a question to a process, return its answer, and put the process back; kill it if it gives no answer.
-
-        Raises:
-            RunLost: the process ended, or took longer than `ReplayConfig.timeout_s`.
-        """
+        """Have a process answer, as `AppProcess.ask` does, and put it back; kill it if it gives no answer."""
         try:
             answer = process.ask(question, self._config.timeout_s)
         except RunLost:

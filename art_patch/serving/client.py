@@ -64,10 +64,7 @@ class EngineClient:
 
     @classmethod
     def of_route(cls, settings: Settings, route: Route) -> Self | None:
-        """Returns a client of the engine that the project uses, or `None` if no engine is set or recorded.
-
-        Raises as `of_project` does.
-        """
+        """Returns a client, as `of_project` does, of the project's engine; `None` if no engine is set or recorded."""
         # The user's setting wins over the store, which the server wrote.
         base_url = settings.base_url or route.base_url
         return None if base_url is None else cls.of_project(settings, base_url, route.key_file)

@@ -73,10 +73,7 @@ def check_unload(name: str, served: Sequence[str]) -> None:
 
 
 class Engine(Protocol):
-    """The methods of an engine that the training job calls, as `EngineClient` has them.
-
-    Each method raises `EngineError` if the engine fails.
-    """
+    """What the training job calls, as `EngineClient` has it; each method raises `EngineError` if the engine fails."""
 
     def health(self) -> bool:
         """Whether the engine answers requests; returns False instead of raising if nothing listens."""

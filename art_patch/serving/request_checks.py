@@ -104,11 +104,9 @@ async def read_body(caller: Caller) -> bytes:
 
 
 class ChatRoute(Generic[T]):
-    """ASGI application that answers chat completions; an engine adds how it understands a body and answers it.
+    """ASGI application that answers chat completions; an engine adds how it understands a body and answers it."""
 
-    If the caller disconnects, its request is cancelled. Plain ASGI, because every chat request passes through it.
-    """
-
+    # Plain ASGI, because every chat request passes through it.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one chat-completion request; the server turns what it raises into an error response."""
         caller = Caller(scope, receive, send)

@@ -100,12 +100,7 @@ class EmbeddedEngine:
         return self._scheduler.stats()
 
     def submit(self, policy_name: str, generation: Generation) -> None:
-        """Queues a request for a policy; its pieces are delivered on the request's event loop.
-
-        Raises:
-            UnknownPolicy: the engine does not serve the policy.
-            Overloaded: the queue is full, or the engine is closing or has failed.
-        """
+        """Queues a request for a policy, as `Scheduler.submit` does; raises `UnknownPolicy` if it is not served."""
         with self._lock:
             policy = self._policies.get(policy_name)
             if policy is None:

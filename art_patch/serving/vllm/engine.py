@@ -97,11 +97,7 @@ class VllmEngine:
         return [self.base_policy, *self._policies]
 
     async def start(self) -> None:
-        """Starts every replica and returns when all of them take requests.
-
-        Raises:
-            EngineError: a replica did not start; the message quotes that replica's log.
-        """
+        """Starts every replica and returns when all of them take requests; raises as `Replica.boot` does."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if swept := await asyncio.to_thread(sweep, self._home):
             _log.warning("%d processes that an earlier server had left behind were ended", swept)

@@ -213,11 +213,7 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
 
     async def boot(self) -> None:
-        """Starts vLLM and returns when the replica takes requests.
-
-        Raises:
-            EngineError: vLLM did not start in time or failed a check; the message quotes the errors in its log.
-        """
+        """Starts vLLM and returns when the replica takes requests; an `EngineError` quotes the errors in vLLM's log."""
         self.ready, self._condemned = False, None
         self.restarts += 1
         # A killed vLLM leaves its socket behind, and the loop below would take that for the new one's.
@@ -267,12 +263,7 @@ class Replica:
             self._process.kill()
 
     async def load(self, policy: Loaded) -> None:
-        """Loads a policy into vLLM and tests it there.
-
-        Raises:
-            AdapterRejected: vLLM refused the policy, or computes other log-probabilities than the trainer.
-            Poisoned: the policy computes numbers that are not finite.
-        """
+        """Loads a policy into vLLM and tests it there; raises `AdapterRejected`, or `Poisoned` if it is not finite."""
         body = {"lora_name": policy.name, "lora_path": str(policy.directory)}
         try:
             await self.link.post("/v1/load_lora_adapter", body, timeout_s=_LOAD_TIMEOUT_S)

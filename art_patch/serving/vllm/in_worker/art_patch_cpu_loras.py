@@ -15,10 +15,7 @@ from typing import Any
 
 
 class Extension:
-    """An empty class that `--worker-extension-cls` makes vLLM's worker inherit.
-
-    Importing this module has the effect.
-    """
+    """Empty: `--worker-extension-cls` makes vLLM's worker inherit it, and the import of this module has the effect."""
 
 
 def _correct() -> None:
