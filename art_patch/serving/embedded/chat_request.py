@@ -17,13 +17,11 @@ from art_patch.serving.embedded.generation import SamplingParams
 from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_UNDERSTOOD = frozenset(
-    {
-        "model", "messages", "tools", "tool_choice", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens",
-        "stop", "seed", "logprobs", "stream", "stream_options", "return_token_ids", "parallel_tool_calls", "ignore_eos",
-        "chat_template_kwargs", "priority",
-    }
-)  # fmt: skip
+_UNDERSTOOD = frozenset({
+    "model", "messages", "tools", "tool_choice", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens",
+    "stop", "seed", "logprobs", "stream", "stream_options", "return_token_ids", "parallel_tool_calls", "ignore_eos",
+    "chat_template_kwargs", "priority",
+})  # fmt: skip
 _MAX_STOPS = 16
 
 
@@ -180,13 +178,11 @@ def _template_kwargs(kwargs: object) -> dict[str, Any]:
     return kwargs
 
 
-_RESERVED_KWARGS = frozenset(
-    {
-        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
-        "padding", "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
-        "tokenizer_kwargs", "return_assistant_tokens_mask", "processor_kwargs",
-    }
-)  # fmt: skip
+_RESERVED_KWARGS = frozenset({
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+    "padding", "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
+    "tokenizer_kwargs", "return_assistant_tokens_mask", "processor_kwargs",
+})  # fmt: skip
 
 
 def _number(

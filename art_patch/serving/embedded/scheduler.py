@@ -230,8 +230,7 @@ class Scheduler:
             for index, row in enumerate(cohort.rows):
                 if row.done:
                     continue
-                generation = row.generation
-                if generation.given_up:
+                if (generation := row.generation).given_up:
                     self._end(cohort, row)
                     continue
                 if (logprob := logprobs[index]) != logprob:  # NaN, the only number that differs from itself

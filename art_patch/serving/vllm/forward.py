@@ -105,17 +105,15 @@ async def _pass_on(caller: Caller, response: Any) -> None:
 # Other fields are refused: vLLM ignores fields that it does not know, so an answer could silently differ from what was
 # asked for. `prompt_logprobs` and `echo` are left out on purpose: with a LoRA in the batch vLLM 0.32 ends over them,
 # and all its running answers with it.
-_UNDERSTOOD = frozenset(
-    {
-        "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template_kwargs", "continue_final_message",
-        "frequency_penalty", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias",
-        "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n",
-        "parallel_tool_calls", "presence_penalty", "priority", "reasoning_effort",
-        "repetition_penalty", "response_format", "return_token_ids", "seed", "skip_special_tokens",
-        "spaces_between_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "structured_outputs",
-        "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "truncate_prompt_tokens",
-    }
-)  # fmt: skip
+_UNDERSTOOD = frozenset({
+    "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template_kwargs", "continue_final_message",
+    "frequency_penalty", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias",
+    "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n",
+    "parallel_tool_calls", "presence_penalty", "priority", "reasoning_effort",
+    "repetition_penalty", "response_format", "return_token_ids", "seed", "skip_special_tokens",
+    "spaces_between_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "structured_outputs",
+    "temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "truncate_prompt_tokens",
+})  # fmt: skip
 
 
 def check_request(fields: Mapping[str, Any]) -> str:

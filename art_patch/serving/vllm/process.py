@@ -39,14 +39,12 @@ MARK = "ART_PATCH_SERVED_BY"  # variable that marks every process of a vLLM with
 # The folder that vLLM's own interpreter imports from; no other file of ours is in it.
 _IN_WORKER = Path(__file__).with_name("in_worker")
 
-_OURS = frozenset(
-    {
-        "--api-key", "--enable-lora", "--generation-config", "--host", "--logprobs-mode", "--lora-modules",
-        "--max-cpu-loras", "--max-lora-rank", "--max-loras", "--middleware", "--model", "--port", "--root-path",
-        "--scheduling-policy", "--served-model-name", "--shutdown-timeout", "--tensor-parallel-size", "-tp",
-        "--trust-remote-code", "--uds",
-    }
-)  # fmt: skip
+_OURS = frozenset({
+    "--api-key", "--enable-lora", "--generation-config", "--host", "--logprobs-mode", "--lora-modules",
+    "--max-cpu-loras", "--max-lora-rank", "--max-loras", "--middleware", "--model", "--port", "--root-path",
+    "--scheduling-policy", "--served-model-name", "--shutdown-timeout", "--tensor-parallel-size", "-tp",
+    "--trust-remote-code", "--uds",
+})  # fmt: skip
 
 # By how the checkpoint's `model_type` begins.
 _TOOL_PARSERS = {
