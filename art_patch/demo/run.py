@@ -25,19 +25,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from art_patch import gate, grouping, pipeline, rewards, serving, store
 from art_patch._lib.atomic_files import write_whole
 from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
 from art_patch.demo.shop_model import as_written, build_model
 from art_patch.errors import ArtPatchError
-from art_patch.gate import GateConfig
-from art_patch.grouping import ResampleConfig
-from art_patch.pipeline import CycleConfig, CycleReport, retrain
-from art_patch.rewards import DefenceConfig, Judge, OrderedJudge, load_rubric
-from art_patch.serving import EngineClient
 from art_patch.settings import Settings
-from art_patch.store import Store, open_store, without_password
 from art_patch.training import TrainConfig
 from art_patch.types import Group
 
@@ -51,20 +46,20 @@ EVALUATION_SAMPLES = 4  # sampled answers to each question in the first and the 
 CURVE_SAMPLES = 2  # the same in the measurements between them, which may be less precise
 CYCLES = 4  # the demo's default number of cycles
 
-CYCLE = CycleConfig(
+CYCLE = pipeline.CycleConfig(
     settle_s=1.0,
     min_group_size=4,
     max_group_size=16,
     holdout_share=0.25,
     min_groups=8,
     train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
-    gate=GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
+    gate=gate.GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
 )
 
 SINGLE_SHOT = replace(
     CYCLE,
     min_group_size=1_000_000,  # questions that are asked twice by chance make no group: every sibling is re-sampled
-    resample=ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
+    resample=grouping.ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
 )
 """Cycle settings for `single_shot`: every question is asked once, and the job re-samples the siblings."""
 
@@ -159,7 +154,7 @@ def run_demo(
         "control": control,
         "single_shot": single_shot,
         "judge": STAND_IN_MODEL if control or not settings.judge else settings.judge,
-        "store": without_password(settings.store_url),
+        "store": store.without_password(settings.store_url),
         "wall_s": round(time.monotonic() - started, 1),
     }
 
@@ -181,9 +176,9 @@ class _World:
         self._errors = self._asked = 0
         directory, home, project = settings.directory, settings.directory.parent, settings.project
         self.engine = stack.enter_context(Engine(base, home, project, directory / "engine.log", engine))
-        self.store: Store = open_store(settings.store_url, project=project)
+        self.store: store.Store = store.open_store(settings.store_url, project=project)
         stack.callback(self.store.close)
-        self.client = stack.enter_context(EngineClient.of_project(settings, self.engine.base_url, None))
+        self.client = stack.enter_context(serving.EngineClient.of_project(settings, self.engine.base_url, None))
         self._before = self.store.read.counts()
         ours = {"OPENAI_BASE_URL": NO_UPSTREAM, "ART_PATCH_HOME": str(home), "ART_PATCH_PROJECT": project}
         self.agent = stack.enter_context(Agent(program, directory / "agent.py", ours, directory / "agent.log"))
@@ -224,7 +219,7 @@ class _World:
         self._ask(map(_as_asked, rollouts), lambda n: progress("traffic", n, len(rollouts), "conversations"))
         self._wait_until_recorded()  # the cycle reads the store, and the recorder writes it from another process
 
-    def cycle(self, judge: OrderedJudge, number: int, control: bool, tell: Teller) -> CycleReport:
+    def cycle(self, judge: rewards.OrderedJudge, number: int, control: bool, tell: Teller) -> pipeline.CycleReport:
         """Run one cycle while a thinner traffic goes on."""
         stop = threading.Event()
         trickle = threading.Thread(target=self._trickle, args=(number, stop), name="demo-traffic")
@@ -232,7 +227,7 @@ class _World:
         config = SINGLE_SHOT if self._single_shot else CYCLE
         config, adapters = _ungated(config) if control else config, self._settings.adapters
         try:
-            return retrain(self.store, self.client, judge, adapters, config, who=WHO, progress=tell.progress)
+            return pipeline.retrain(self.store, self.client, judge, adapters, config, who=WHO, progress=tell.progress)
         finally:
             stop.set()
             trickle.join()
@@ -296,20 +291,22 @@ class _World:
         return sum(call.messages != got.get(str(call.shadow_of)) for run in copies for call in run.calls)
 
 
-def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> OrderedJudge:
-    rubric = load_rubric(settings.rubric)
+def _judge(settings: Settings, stack: ExitStack, seed: int, control: bool) -> rewards.OrderedJudge:
+    rubric = rewards.load_rubric(settings.rubric)
     if settings.judge and not control:
-        return Judge(settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric)
+        return rewards.Judge(
+            settings.judge, base_url=settings.judge_base_url, api_key=settings.judge_api_key, rubric=rubric
+        )
     url = stack.enter_context(serve_stand_in_judge(shop_rule))
-    judge = Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
+    judge = rewards.Judge(STAND_IN_MODEL, base_url=url, api_key="none", rubric=rubric, max_siblings=64)
     return ShuffledJudge(judge, seed) if control else judge
 
 
-def _ungated(config: CycleConfig) -> CycleConfig:
+def _ungated(config: pipeline.CycleConfig) -> pipeline.CycleConfig:
     """Return the settings of the control: the gate passes every scored candidate, and the judge is never checked."""
-    gate = replace(config.gate, margin=-1.0, collapse=None)
+    passes_all = replace(config.gate, margin=-1.0, collapse=None)
     # With the defences on, a judge that deals scores out at random would be detected and quarantined.
-    return replace(config, gate=gate, defence=DefenceConfig(double_share=0, planted_share=0))
+    return replace(config, gate=passes_all, defence=rewards.DefenceConfig(double_share=0, planted_share=0))
 
 
 def _tools_suffix(program: Program) -> str:
