@@ -8,10 +8,10 @@ A check takes a `Trajectory` (`info`, `calls` with messages and answers, `scores
 
 A score must lie in 0..1, or in the range that the function declares as an attribute: `my_check.range = (-1, 1)`.
 
-If a check raises, exceeds its time limit or returns anything else, the trajectory gets no score from it. It never gets
-a zero, because training would learn from a zero. Failures are counted by check and reason. A score's id is derived from
-trajectory, check and a hash of the function's source. So a check that runs again replaces its scores, and a check whose
-code was changed adds new scores, which count as the newest.
+If a check raises, exceeds its time limit or returns anything else, the trajectory gets no score from it, and never a
+zero: training would learn from it. Failures are counted by check and reason. A score's id is derived from trajectory,
+check and a hash of the function's source. So a check that runs again replaces its scores, and a check whose code was
+changed adds new scores, which count as the newest.
 """
 
 from __future__ import annotations
@@ -90,10 +90,7 @@ def make_check(function: Callable[[Trajectory], Returned]) -> Check:
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """Import the function that a setting names as `module:function`; raise `ConfigError` if that fails.
-
-    `what` says in the error message what the function is for, such as `check`.
-    """
+    """Import the function, such as a `check` (`what`), that a setting names as `module:function`, or `ConfigError`."""
     module_name, colon, path = spec.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"{what} {spec!r} names no function; write module:function")
@@ -158,8 +155,7 @@ def run_checks(
 
 def _call(check: Check, trajectory: Trajectory, timeout_s: float) -> dict[str, Any]:
     """Return the check's answer, by the name of the score."""
-    returned: list[Any] = []
-    failed: list[Exception] = []
+    returned, failed = list[Any](), list[Exception]()
 
     def work() -> None:
         try:

@@ -141,12 +141,10 @@ class Criterion:
 
         Raises `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
         """
-        values = _one_each(self.rule, group, f"the rule of criterion {self.name!r}", "values")
-        for value in values:
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(
-                    f"the rule of criterion {self.name!r} gave {value}; values go from 0 to 1, or are None"
-                )
+        what = f"the rule of criterion {self.name!r}"
+        values = _one_each(self.rule, group, what, "values")
+        if wrong := [value for value in values if value is not None and not 0 <= value <= 1]:
+            raise ConfigError(f"{what} gave {wrong[0]}; values go from 0 to 1, or are None")
         return values
 
 
@@ -183,18 +181,12 @@ def rewards_G(
 ) -> tuple[float | None, ...]:
     """Return a finite reward or `None` for each of the G siblings, in the order of `group.trajectories`.
 
-    Args:
-        group: siblings with their stored scores.
-        scores: scores that are not stored yet; scores of trajectories outside the group are ignored.
-        combination: the project's rule (`load_combination`).
-
-    Raises:
-        ConfigError: a user's function did not return a finite number or `None` for each sibling.
+    `scores` are those that are not stored yet; scores of trajectories outside the group are ignored. Raises
+    `ConfigError` if a user's function did not return a finite number or `None` for each sibling.
     """
     rewards = _one_each(combination.rule, with_scores(group, scores), f"reward {combination.name!r}", "numbers")
-    for reward in rewards:
-        if reward is not None and not math.isfinite(reward):
-            raise ConfigError(f"reward {combination.name!r} gave {reward}; give a finite number, or None for none")
+    if wrong := [reward for reward in rewards if reward is not None and not math.isfinite(reward)]:
+        raise ConfigError(f"reward {combination.name!r} gave {wrong[0]}; give a finite number, or None for none")
     return rewards
 
 
@@ -206,10 +198,10 @@ def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float 
     at = time.time() if now is None else now
     scores: list[Score] = []
     for one in criteria:
+        about: dict[str, Any] = {"group_id": group.id, "rubric": one.version}
         for sibling, value in zip(group.trajectories, one.values_G(group), strict=True):
             if value is not None:
                 key = derived_id(SOURCE, group.id, sibling.id, one.name, one.version)
-                about: dict[str, Any] = {"group_id": group.id, "rubric": one.version}
                 scores.append(Score(key, sibling.id, PREFIX + one.name, value, SOURCE, at, **about))
     return tuple(scores)
 

@@ -85,11 +85,8 @@ def pairwise_agreement(first: Sequence[float], second: Sequence[float], tie: flo
 
     A pair that only one pass ties (scores within `tie`) counts half. Without pairs the result is 1.
     """
-    if len(first) < 2:
-        return 1.0
-
     pairs = combinations(zip(first, second, strict=True), 2)
-    return fmean(1 - abs(compare(a, b, tie) - compare(x, y, tie)) / 2 for (a, x), (b, y) in pairs)
+    return fmean([1 - abs(compare(a, b, tie) - compare(x, y, tie)) / 2 for (a, x), (b, y) in pairs] or [1])
 
 
 def why_disagreed(first: Sequence[float], second: Sequence[float], config: DefenceConfig) -> str | None:
@@ -127,8 +124,7 @@ def flags(group: Group) -> dict[str, Flag]:
             own = message.get("role") == "assistant" and index >= shared
             if sibling.id in found and not own:
                 continue
-            reason = next(filter(None, map(suspicion, strings(message))), None)
-            if reason:
+            if reason := next(filter(None, map(suspicion, strings(message))), None):
                 found[sibling.id] = Flag(f"message {index + 1} ({message.get('role')}) {reason}", own)
                 if own:
                     break
@@ -172,19 +168,18 @@ def written_length(group: Group) -> list[int]:
 
 
 def within_user_share(groups: Sequence[Group], config: DefenceConfig) -> tuple[list[Group], list[Group]]:
-    """Return the groups that this batch takes, and the groups that wait because their user is above the allowed share.
+    """Return the groups that this batch takes, and the newest groups of users above the allowed share, which wait.
 
-    The allowed share, `config.max_user_share` of the taken trajectories, is never less than twice an equal share. Of a
-    user above it, the newest groups wait. Trajectories without a user are not limited.
+    The allowed share, `config.max_user_share` of the taken trajectories, is never less than twice an equal share.
+    Trajectories without a user are not limited.
     """
     kept, left = list(groups), list[Group]()
     users = {t.info.user_id for group in groups for t in group.trajectories if t.info.user_id}
     share = max(config.max_user_share, 2 / max(1, len(users)))
     while len(users) >= _MIN_USERS and len(kept) > 1:
         given = Counter(t.info.user_id for group in kept for t in group.trajectories)
-        total = given.total()
-        user, count = max(((user, given[user]) for user in sorted(users, key=str)), key=lambda item: item[1])
-        if count <= share * total:
+        user = max(sorted(users, key=str), key=lambda one: given[one])
+        if given[user] <= share * given.total():
             break
         surplus = max(range(len(kept)), key=lambda i: (sum(t.info.user_id == user for t in kept[i].trajectories), i))
         left.append(kept.pop(surplus))
@@ -201,12 +196,10 @@ def strings(value: Any) -> Iterator[str]:
     """Yield every string in a message, including names and arguments of tool calls."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for item in cast("Mapping[str, Any]", value).values():
-            yield from strings(item)
-    elif isinstance(value, list | tuple):
-        for item in cast("Sequence[Any]", value):
-            yield from strings(item)
+        return
+    items: Any = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for item in items:
+        yield from strings(item)
 
 
 # --- planted answers ---

@@ -194,8 +194,7 @@ class Judge:
             known: earlier scores. The judge is not asked about a group if every sibling has a score of this judge under
                 this rubric.
             purpose: what the questions are for; noted in the `Judgement` of each question.
-            now: time of the scores and judgements (`Score.at`, `Judgement.at`), seconds since the epoch; the present by
-                default.
+            now: time of the scores and judgements, in seconds since the epoch.
 
         Raises:
             JudgeError: no group could be judged and the budget alone is not the reason; or the budget has a limit in
@@ -297,12 +296,9 @@ class Judge:
             return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
         except VerdictError as error:
             wrong = str(error)
-        repair = _REPAIR.format(error=wrong, ids=", ".join(prompt.siblings))
-        messages = (
-            *prompt.messages,
-            {"role": "assistant", "content": text[:_QUOTED].strip() or "(empty)"},
-            {"role": "user", "content": repair},
-        )
+        quoted = {"role": "assistant", "content": text[:_QUOTED].strip() or "(empty)"}
+        repair = {"role": "user", "content": _REPAIR.format(error=wrong, ids=", ".join(prompt.siblings))}
+        messages = (*prompt.messages, quoted, repair)
         try:
             text = self._client.ask(messages, request.estimate_usd, spent, stop)
         except AskError as error:

@@ -4,8 +4,8 @@ Names and the order of arguments are ART's, so `await ruler(message_lists, "open
 These functions differ from ART's in four ways:
 
 - The caller must name the judge, because a default judge would cost money by surprise.
-- A `TrajectoryGroup` is returned with the judge's scores as rewards, as in ART. A `Group` of art_patch is returned with
-  a score named `ruler` for each sibling; `rewards_G(group)` computes rewards from these scores.
+- A `TrajectoryGroup` is returned with the judge's scores as rewards, as in ART. In a `Group` of art_patch each sibling
+  gets a score named `ruler`; `rewards_G(group)` computes rewards from these scores.
 - The judge sees the attempts shuffled, under random ids. `TrajectoryScore.trajectory_id` is the attempt's place in
   `message_lists`, counted from 1 as in ART, and the scores are returned in the order of `message_lists`.
 - After an invalid answer the judge is asked once more; if that answer is invalid too, `JudgeError` is raised. An answer
@@ -70,7 +70,7 @@ def ruler_sync(
         message_lists: one list of OpenAI messages for each attempt; the last message is the answer.
         judge_model: litellm's name of the judge, such as `openai/o3` or `hosted_vllm/NAME`.
         extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
-        rubric: the text that tells the judge what makes an attempt good; the default rubric if omitted.
+        rubric: what makes an attempt good, in words; the default rubric if omitted.
         tools: the tools that the attempts could call, as OpenAI JSON.
         judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
 
@@ -98,14 +98,9 @@ def ruler_score_group_sync(
 ) -> AnyGroup | None:
     """Score the siblings of one group against each other. `ruler_score_group` is the async version.
 
-    Args:
-        group: the siblings. The returned group has a score for each; in a `TrajectoryGroup` the score is the reward.
-        judge_model: litellm's name of the judge; this and the next two arguments are those of `ruler_sync`.
-        swallow_exceptions: return `None` instead of raising `JudgeError`.
-        judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
-
-    Raises:
-        JudgeError: no judge is named, it gave no valid scores, or the budget is used up.
+    The returned group has a score for each sibling; in a `TrajectoryGroup` the score is the reward. The arguments about
+    the judge are those of `ruler_sync`, and so are the errors. With `swallow_exceptions` the result is `None` instead
+    of a `JudgeError`.
     """
     asked = group if isinstance(group, Group) else cast("Rankable", group).as_group()
     try:

@@ -135,16 +135,12 @@ def known_scores(
     groups: Sequence[Group], scores: Iterable[Score], *, judge: str, rubric: str
 ) -> dict[str, tuple[Score, ...]]:
     """Return group id -> scores, for each group whose siblings all have a score of this judge under this rubric."""
-    found: dict[str, dict[str, Score]] = {group.id: {} for group in groups}
+    found: dict[tuple[str | None, str], Score] = {}
     for score in scores:
-        ours = (score.name, score.source, score.judge, score.rubric) == (SCORE_NAME, SCORE_SOURCE, judge, rubric)
-        if ours and score.group_id in found:
-            found[score.group_id][score.trajectory_id] = score
-    return {
-        group.id: tuple(found[group.id][sibling.id] for sibling in group.trajectories)
-        for group in groups
-        if all(sibling.id in found[group.id] for sibling in group.trajectories)
-    }
+        if (score.name, score.source, score.judge, score.rubric) == (SCORE_NAME, SCORE_SOURCE, judge, rubric):
+            found[score.group_id, score.trajectory_id] = score
+    keys_of = {group.id: [(group.id, sibling.id) for sibling in group.trajectories] for group in groups}
+    return {name: tuple(found[key] for key in keys) for name, keys in keys_of.items() if found.keys() >= set(keys)}
 
 
 def make_scores(
@@ -154,18 +150,10 @@ def make_scores(
 
     Its id is derived from group, trajectory, rubric and judge, so a second judgement replaces the scores of the first.
     """
-    return tuple(
-        Score(
-            id=derived_id(SCORE_NAME, group.id, key, rubric, judge),
-            trajectory_id=key,
-            name=SCORE_NAME,
-            value=verdict.score,
-            source=SCORE_SOURCE,
-            at=at,
-            comment=verdict.explanation,
-            group_id=group.id,
-            rubric=rubric,
-            judge=judge,
-        )
-        for key, verdict in verdicts.items()
-    )
+    about: dict[str, Any] = {"group_id": group.id, "rubric": rubric, "judge": judge}
+
+    def score(key: str, verdict: Verdict) -> Score:
+        name = derived_id(SCORE_NAME, group.id, key, rubric, judge)
+        return Score(name, key, SCORE_NAME, verdict.score, SCORE_SOURCE, at, verdict.explanation, **about)
+
+    return tuple(score(key, verdict) for key, verdict in verdicts.items())
