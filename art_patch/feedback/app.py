@@ -187,7 +187,7 @@ class _Desk:
 
     def _keep(self, score: Score) -> None:
         # A click must not bring back a user whose data was erased.
-        if self.store.transfers.known([score.trajectory_id]):
+        if self.store.read.known([score.trajectory_id]):
             self.store.write([score if self.redact is None else self.redact(score)])
 
 

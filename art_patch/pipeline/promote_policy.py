@@ -144,7 +144,9 @@ def watch_once(
     challenger, champion, state = route.challenger, route.champion, route.challenger_state
     if challenger is None or champion is None or state is None or route.challenger_since is None:
         return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=champion)
-    traffic = store.arm_traffic(challenger=challenger, champion=champion, state=state, since=route.challenger_since)
+    traffic = store.evidence.arm_traffic(
+        challenger=challenger, champion=champion, state=state, since=route.challenger_since
+    )
     evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state)
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.decide(evidence, state=state, hours=hours, config=config)

@@ -54,7 +54,7 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
         result["left"] = {f"outside of {config.window}": len(lonely)}
         return
     # A turn that a person corrected is where its run went wrong, so it is asked first.
-    named = run.store.corrections([trajectory.id for trajectory in lonely])
+    named = run.store.evidence.corrections([trajectory.id for trajectory in lonely])
     corrected = {key: its[-1].call_id for key, its in named.items() if its and its[-1].call_id}
     turns, left = grouping.choose_turns(lonely, config, keys=found.keys, corrected=corrected)
     pace = _Pace(config.per_minute)

@@ -80,18 +80,18 @@ def _corrections(
 ) -> tuple[list[tuple[Trajectory, list[Correction]]], tuple[str, ...], Counter[str]]:
     """Return the corrected runs, the ids of those in no scored group, and how many of these are held out."""
     siblings = {each.id: each for group, _ in scored for each in group.trajectories}
-    newest = run.store.corrected(since=since, limit=_NEWEST)
+    newest = run.store.evidence.corrected(since=since, limit=_NEWEST)
     found = run.store.read.trajectories([key for key in newest if key not in siblings])
     others = {each.id: each for each in found if not _is_held_out(each, run.config)}
     held_out = Counter({"held out for the gate": len(found) - len(others)})
-    of_runs = run.store.corrections([*siblings, *others])
+    of_runs = run.store.evidence.corrections([*siblings, *others])
     runs = siblings | others
     return [(runs[key], theirs) for key, theirs in of_runs.items()], tuple(others), held_out
 
 
 def _rewarded_alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, tuple[float | None, ...]]]:
     """Return runs in no group that the app rewarded enough, each as a group of its own."""
-    found = run.store.read.trajectories(run.store.rewarded_alone(since=since, limit=_NEWEST_ALONE))
+    found = run.store.read.trajectories(run.store.evidence.rewarded_alone(since=since, limit=_NEWEST_ALONE))
     groups = [Group(each.id, "", "single", (each,)) for each in found if not _is_held_out(each, run.config)]
     scored = [(group, tuple(rewards_G(group, combination=run.config.combination))) for group in groups]
     return [(group, (one,)) for group, (one,) in scored if one is not None and one >= least_reward]
@@ -137,7 +137,7 @@ def _successes(run: Cycle, champion: Policy, least: float, left_out: Counter[str
     read = run.store.read
     newest = read.group_ids(state="trained", held_out=False, limit=_GROUPS)[::-1]
     for group in read.groups_of(newest):
-        corrected = run.store.corrections([each.id for each in group.trajectories])
+        corrected = run.store.evidence.corrections([each.id for each in group.trajectories])
         rewards = rewards_G(group, combination=run.config.combination)
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             if reward is None or reward < least:

@@ -91,7 +91,7 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
         took_s, why = time.monotonic() - began, type(error).__name__.lstrip("_")
         # A store that fails here must not hide the error that ended the update.
         with suppress(ArtPatchError):
-            run.store.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
+            run.store.ledger.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
         raise
     run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
     candidate = replace(

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.route import read_route
     from art_patch.store.ledger.transfers import ExportNote, SentItem
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, Pair, Summary
-    from art_patch.store.queries.read import Reader
-    from art_patch.store.queries.usage import group_stats, usage
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.spool import Span, Spool, waiting_bytes
-    from art_patch.store.store import Store, open_database, open_store
+    from art_patch.store.store import Store, open_store
 else:
     __getattr__ = lazily(
         __name__,
@@ -53,10 +51,8 @@ else:
             "ledger.route": "read_route",
             "ledger.transfers": "ExportNote SentItem",
             "queries.browse": "Cursor Filter PAGE Pair Summary",
-            "queries.read": "Reader",
-            "queries.usage": "group_stats usage",
             "schema.tables": "HEAD",
             "spool": "Span Spool waiting_bytes",
-            "store": "Store open_database open_store",
+            "store": "Store open_store",
         },
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,9 @@ from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.atomic_files import take_place
 from art_patch.errors import StoreError
-from art_patch.store.backends.database import Database
-from art_patch.store.backends.files import (
-    bytes_of,
-    check_room,
-    copy_to,
-    file_of,
-    make_private,
-    truncate_log,
-    under_the_lock,
-)
+from art_patch.store.backends import files
+from art_patch.store.backends.database import Database, Part
+from art_patch.store.backends.files import bytes_of, file_of, under_the_lock
 from art_patch.store.backends.urls import postgres_parameters
 from art_patch.store.erasure.collect import collect_all
 from art_patch.store.ledger.decisions import GENESIS, audit_hash
@@ -43,6 +37,29 @@ _DBSTAT = "dbstat"  # not in every build of SQLite
 _SAMPLE = 2_000
 _RETRY_S = 0.1
 _TRIES = 20
+_ROWS = 500
+
+# `parent` of the first message and of the first block of a chain.
+_ROOT = b""
+
+# A finding, a column, and the key that its values must be found in. NULL and `_ROOT` refer to nothing.
+_REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
+    ("{} messages whose parent is missing", tables.nodes.c.parent, tables.nodes.c.id),
+    ("{} blocks of prompt ids whose parent is missing", tables.token_blocks.c.parent, tables.token_blocks.c.id),
+    ("{} calls whose prompt is missing", tables.calls.c.prompt, tables.nodes.c.id),
+    ("{} calls whose prompt ids are missing", tables.calls.c.prompt_block, tables.token_blocks.c.id),
+    ("{} calls whose tools are missing", tables.calls.c.tools, tables.blobs.c.id),
+    ("{} calls whose trajectory is missing", tables.calls.c.trajectory_id, tables.trajectories.c.id),
+    ("{} answers whose message is missing", tables.choices.c.answer, tables.nodes.c.id),
+    ("{} answers whose call is missing", tables.choices.c.call_id, tables.calls.c.id),
+    ("{} trajectories whose group is missing", tables.trajectories.c.group_id, tables.groups.c.id),
+    ("{} groups whose scenario is missing", tables.groups.c.scenario_key, tables.scenarios.c.key),
+    ("{} trainings whose policy is missing", tables.trainings.c.policy, tables.policies.c.name),
+    ("{} trained rows whose policy is missing", tables.trained_rows.c.policy, tables.policies.c.name),
+    ("{} trained rows whose call is missing", tables.trained_rows.c.call_id, tables.calls.c.id),
+    ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
+    ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +113,8 @@ class Vacuumed:
     bytes_after: int
 
 
-class Maintenance:
-    """Sizes, vacuum and backup of a store's database, for the commands `art-patch store ...` of the operator."""
-
-    def __init__(self, database: Database) -> None:
-        """Maintain `database`."""
-        self._database = database
+class Maintenance(Part):
+    """Sizes, vacuum, backup and checks of a store's database, for the operator's commands `art-patch store ...`."""
 
     def stats(self) -> Stats:
         """Return the contents and the sizes of the store. SQLite reads the whole file for the bytes of each table."""
@@ -148,7 +161,7 @@ class Maintenance:
         # First, so that the space of the orphans is given back too.
         gone = collect_all(self._database)
         if path is not None:
-            check_room(path)
+            files.check_room(path)
             with under_the_lock(path) as connection:
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA optimize")
@@ -172,8 +185,8 @@ class Maintenance:
         part = Path(f"{target}.part")
         try:
             part.unlink(missing_ok=True)  # of a backup that was killed
-            make_private(part)
-            copy_to(path, part)
+            files.make_private(part)
+            files.copy_to(path, part)
             take_place(part, target)
         except OSError as error:
             raise StoreError(f"cannot write {target}: {error.strerror}; name another file") from None
@@ -181,6 +194,16 @@ class Maintenance:
             with suppress(OSError):
                 part.unlink()
         return target.stat().st_size
+
+    def verify(self) -> list[str]:
+        """Check the whole store, and return one sentence for each inconsistency; an empty list means there is none.
+
+        It runs the database's integrity check, looks for references to missing rows, recomputes the hashes of messages
+        and prompt ids, and checks the chain of the audit log.
+        """
+        with self._database.read() as connection:
+            problems = (_dangling(connection), _altered(connection), _ledger(connection))
+            return [*self._database.check(connection), *chain.from_iterable(problems)]
 
     def wal_bytes(self) -> int:
         """Return the size of SQLite's write-ahead log in bytes; 0 on PostgreSQL."""
@@ -203,7 +226,7 @@ def scrub(database: Database) -> bool:
     for _ in range(_TRIES if path is not None else 0):
         assert path is not None
         with under_the_lock(path) as connection:
-            if truncate_log(connection):
+            if files.truncate_log(connection):
                 return True
         time.sleep(_RETRY_S)
     return path is None
@@ -229,8 +252,8 @@ def _postgres_size(connection: Connection, table: str) -> int:
 
 def _pg_dump(url: str, target: Path) -> str:
     given: dict[str, Any] = postgres_parameters(url)
-    names = (("host", "--host"), ("port", "--port"), ("user", "--username"), ("dbname", "--dbname"))
-    options = [f"{option}={given[name]}" for name, option in names if name in given]
+    names = {"host": "--host", "port": "--port", "user": "--username", "dbname": "--dbname"}
+    options = [f"{option}={given[name]}" for name, option in names.items() if name in given]
     return shlex.join(["pg_dump", "--format=custom", f"--file={target}", *options])
 
 
@@ -246,41 +269,6 @@ def _compression(connection: Connection) -> float | None:
             if whole is not None:
                 kept, raw = kept + size, raw + whole
     return raw / kept if kept else None
-
-
-_ROWS = 500
-
-# `parent` of the first message and of the first block of a chain.
-_ROOT = b""
-
-# A finding, a column, and the key that its values must be found in. NULL and `_ROOT` refer to nothing.
-_REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
-    ("{} messages whose parent is missing", tables.nodes.c.parent, tables.nodes.c.id),
-    ("{} blocks of prompt ids whose parent is missing", tables.token_blocks.c.parent, tables.token_blocks.c.id),
-    ("{} calls whose prompt is missing", tables.calls.c.prompt, tables.nodes.c.id),
-    ("{} calls whose prompt ids are missing", tables.calls.c.prompt_block, tables.token_blocks.c.id),
-    ("{} calls whose tools are missing", tables.calls.c.tools, tables.blobs.c.id),
-    ("{} calls whose trajectory is missing", tables.calls.c.trajectory_id, tables.trajectories.c.id),
-    ("{} answers whose message is missing", tables.choices.c.answer, tables.nodes.c.id),
-    ("{} answers whose call is missing", tables.choices.c.call_id, tables.calls.c.id),
-    ("{} trajectories whose group is missing", tables.trajectories.c.group_id, tables.groups.c.id),
-    ("{} groups whose scenario is missing", tables.groups.c.scenario_key, tables.scenarios.c.key),
-    ("{} trainings whose policy is missing", tables.trainings.c.policy, tables.policies.c.name),
-    ("{} trained rows whose policy is missing", tables.trained_rows.c.policy, tables.policies.c.name),
-    ("{} trained rows whose call is missing", tables.trained_rows.c.call_id, tables.calls.c.id),
-    ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
-    ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
-)
-
-
-def verify(database: Database) -> list[str]:
-    """Check the whole store, and return one sentence for each inconsistency; an empty list means that there is none.
-
-    It runs the database's integrity check, looks for references to missing rows, recomputes the hashes of messages and
-    prompt ids, and checks the chain of the audit log.
-    """
-    with database.read() as connection:
-        return [*database.check(connection), *_dangling(connection), *_altered(connection), *_ledger(connection)]
 
 
 def _dangling(connection: Connection) -> Iterator[str]:
@@ -320,14 +308,12 @@ def _altered(connection: Connection) -> Iterator[str]:
 
 
 def _ledger(connection: Connection) -> Iterator[str]:
-    query = select(tables.policies.c.name).where(tables.policies.c.state == "champion")
-    champions = connection.scalars(query.order_by(tables.policies.c.name)).all()
-    if len(champions) > 1:  # none is right: a store whose engine never ran has no champion
-        yield f"{len(champions)} champions: {', '.join(champions)}"
-    query = select(tables.policies.c.name).where(tables.policies.c.state.in_(CHALLENGERS))
-    challengers = connection.scalars(query.order_by(tables.policies.c.name)).all()
-    if len(challengers) > 1:
-        yield f"{len(challengers)} challengers: {', '.join(challengers)}"
+    policies = tables.policies.c
+    for what, states in (("champions", ("champion",)), ("challengers", CHALLENGERS)):
+        query = select(policies.name).where(policies.state.in_(states)).order_by(policies.name)
+        names = connection.scalars(query).all()
+        if len(names) > 1:  # none is right: a store whose engine never ran has no champion
+            yield f"{len(names)} {what}: {', '.join(names)}"
     ends: dict[int, str] = {}
     for entry in _portions(connection, select(tables.audit).order_by(tables.audit.c.id)):
         previous = ends.get(entry.project_id, GENESIS)

@@ -5,10 +5,9 @@ The app only writes to the store. So the parts that read or decide are imported 
 
 from __future__ import annotations
 
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from art_patch._lib.forking import late_import
 from art_patch.errors import ConfigError, StoreError
@@ -18,101 +17,70 @@ from art_patch.store.spool import take_over, waiting_bytes
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from art_patch.store.erasure.rights import Rights
     from art_patch.store.ledger.leases import Lease, Leases
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
-    from art_patch.store.queries.browse import Browser, Pair
+    from art_patch.store.queries.browse import Browser
+    from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.read import Reader
-    from art_patch.types import ArmTraffic, Correction
+    from art_patch.store.queries.usage import Reports
+
+_PARTS = {
+    "read": "queries.read.Reader",
+    "browse": "queries.browse.Browser",
+    "evidence": "queries.evidence.Evidence",
+    "reports": "queries.usage.Reports",
+    "ledger": "ledger.ledger.Ledger",
+    "leases": "ledger.leases.Leases",
+    "transfers": "ledger.transfers.Transfers",
+    "sent": "ledger.transfers.Sent",
+    "rights": "erasure.rights.Rights",
+    "maintain": "maintain.Maintenance",
+}
 
 
 class Store:
     """An open store. `write` adds a batch of records; the other operations are grouped into parts, such as `ledger`."""
 
+    read: Reader
+    """Queries that return trajectories, groups and counts, for the job and the command line."""
+    browse: Browser
+    """Queries for lists of trajectories that a person reads, with filters and pages."""
+    evidence: Evidence
+    """Queries for the calls and scores of a shadow or canary test, and for what users said about runs."""
+    reports: Reports
+    """Counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`."""
+    ledger: Ledger
+    """Reads and changes groups, policies and the route: the decisions of the job and the operator."""
+    leases: Leases
+    """Locks over all machines, so that for example only one process runs a cycle."""
+    transfers: Transfers
+    """Records which data was exported to a file or a tracker, and which was imported."""
+    sent: Sent
+    """Records which items a tracker has already, so that an upload sends only new and changed ones."""
+    rights: Rights
+    """Erases a person's data, and deletes old trajectories (retention)."""
+    maintain: Maintenance
+    """Reports the sizes of the database, rewrites it without free space, and makes backups."""
+
     def __init__(self, database: Database, spools: Path | None = None) -> None:
-        """Wrap an open database; `spools`: see `open_store`."""
         self._database = database
         self._spools = spools
-        self._writer = Writer(database)
-        self.write = self._writer.write  # the writer keeps state between batches, so there is one for each store
+        self.write = Writer(database).write  # the writer keeps state between batches, so there is one for each store
 
-    # Each part imports its module itself: an app that only writes must not pay for the queries of the job.
+    if not TYPE_CHECKING:  # else misspelt names would pass the checker
 
-    @cached_property
-    def read(self) -> Reader:
-        """Queries that return trajectories, groups and counts, for the job and the command line."""
-        from art_patch.store.queries.read import Reader
-
-        return Reader(self._database)
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """Reads and changes groups, policies and the route: the decisions of the job and the operator."""
-        from art_patch.store.ledger.ledger import Ledger
-
-        return Ledger(self._database)
-
-    @cached_property
-    def browse(self) -> Browser:
-        """Queries for lists of trajectories that a person reads, with filters and pages."""
-        from art_patch.store.queries.browse import Browser
-
-        return Browser(self._database)
-
-    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-        """Return the corrections of each of these trajectories, oldest first."""
-        from art_patch.store.queries.evidence import corrections_of
-
-        return corrections_of(self._database, trajectory_ids)
-
-    def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
-
-        Trajectories in groups that are held out for the gate are left out.
-        """
-        from art_patch.store.queries.evidence import corrected
-
-        return corrected(self._database, since=since, limit=limit)
-
-    def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
-
-        Those with the newest scores come first.
-        """
-        from art_patch.store.queries.evidence import rewarded_alone
-
-        return rewarded_alone(self._database, since=since, limit=limit)
-
-    def arm_traffic(
-        self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float
-    ) -> ArmTraffic:
-        """Return the calls and scores of the policy under test (`challenger`) and of the champion.
-
-        `since` is when the policy under test came into `state`, in seconds since the epoch.
-        """
-        from art_patch.store.queries.evidence import arm_traffic
-
-        return arm_traffic(self._database, challenger=challenger, champion=champion, state=state, since=since)
-
-    def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-        """Return how many prompts two policies (`None`: upstream) both answered, and the newest `limit` pairs of calls.
-
-        A pair has the newest answer of each policy to one prompt.
-        """
-        from art_patch.store.queries.browse import answered_by_both
-
-        return answered_by_both(self._database, a, b, limit=limit)
-
-    @cached_property
-    def leases(self) -> Leases:
-        """Locks over all machines, so that for example only one process runs a cycle."""
-        from art_patch.store.ledger.leases import Leases
-
-        return Leases(self._database)
+        def __getattr__(self, name: str) -> Any:
+            """Make a part of the store when it is first used."""
+            if name not in _PARTS:
+                raise AttributeError(f"a store has no {name!r}")
+            module, _, part = _PARTS[name].rpartition(".")
+            # An app that only writes must not pay for the queries of the job.
+            found = getattr(import_module(f"art_patch.store.{module}"), part)(self._database)
+            setattr(self, name, found)  # so that Python finds it by itself next time
+            return found
 
     def fenced(self, lease: Lease) -> Store:
         """Return this store for the owner of a lease; its writes raise `Busy` once the lease has another owner."""
@@ -120,40 +88,6 @@ class Store:
 
         # A store of its own: only this one's writes are fenced.
         return Store(fenced(self._database, lease))
-
-    def note_attempt(self, job: str, *, policy: str, took_s: float, why: str, who: str) -> None:
-        """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost."""
-        from art_patch.store.queries.usage import note_attempt
-
-        note_attempt(self._database, job, policy=policy, took_s=took_s, why=why, who=who)
-
-    @cached_property
-    def transfers(self) -> Transfers:
-        """Records which data was exported to a file or a tracker, and which was imported."""
-        from art_patch.store.ledger.transfers import Transfers
-
-        return Transfers(self._database)
-
-    @cached_property
-    def sent(self) -> Sent:
-        """Records which items a tracker has already, so that an upload sends only new and changed ones."""
-        from art_patch.store.ledger.transfers import Sent
-
-        return Sent(self._database)
-
-    @cached_property
-    def rights(self) -> Rights:
-        """Erases a person's data, and deletes old trajectories (retention)."""
-        from art_patch.store.erasure.rights import Rights
-
-        return Rights(self._database)
-
-    @cached_property
-    def maintain(self) -> Maintenance:
-        """Reports the sizes of the database, rewrites it without free space, and makes backups."""
-        from art_patch.store.maintain import Maintenance
-
-        return Maintenance(self._database)
 
     def take_over_spools(self) -> int:
         """Write what processes that have ended left in their spools, and return how many records that were."""
@@ -164,9 +98,7 @@ class Store:
 
     def verify(self) -> list[str]:
         """Check the whole store, and return one sentence for each inconsistency; an empty list means there is none."""
-        from art_patch.store.maintain import verify
-
-        return verify(self._database)
+        return self.maintain.verify()
 
     def close(self) -> None:
         """Close all connections of the store."""
@@ -181,7 +113,7 @@ def open_store(
     trouble: Trouble | None = None,
     spools: Path | None = None,
 ) -> Store:
-    """Open the store at `url`, and migrate it if an earlier release made it; for the arguments see `open_database`.
+    """Open the store at `url`, and migrate it if an earlier release made it; the rest is as in `_open_database`.
 
     What processes of the store's project that have ended left in their spools is written to it. A process may have
     ended before there was a store, so then it is created even if `create` is false.
@@ -192,14 +124,14 @@ def open_store(
     if spools is None and not is_postgres(url):
         spools = Path(f"{sqlite_path(url)}.spool")
     try:
-        database = open_database(url, create=create, project=project, trouble=trouble)
+        database = _open_database(url, create=create, project=project, trouble=trouble)
     except StoreError:
         # The processes that would have created it may have ended before.
         left = [each.name for each in spools.glob("*") if waiting_bytes(each)] if spools is not None else []
         mine = project if project is not None or len(left) != 1 else left[0]
         if create or mine not in left:
             raise
-        database = open_database(url, project=mine, trouble=trouble)
+        database = _open_database(url, project=mine, trouble=trouble)
     store = Store(database, spools)
     try:
         store.take_over_spools()
@@ -209,7 +141,7 @@ def open_store(
     return store
 
 
-def open_database(
+def _open_database(
     url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
 ) -> Database:
     """Open the database of a store, and migrate it if an earlier release made it.

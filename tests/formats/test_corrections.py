@@ -106,7 +106,7 @@ def test_the_command_exports_them(home: Path, tmp_path: Path):
     imported = art_patch("import", tmp_path / "out.jsonl", "--project", "copy", home=home)
     assert imported.returncode == 0, imported.stderr
     copy: Store = open_store(f"sqlite:///{home}/copy/store.db")
-    assert copy.corrections(["b1"])["b1"][0].message == RIGHT
+    assert copy.evidence.corrections(["b1"])["b1"][0].message == RIGHT
     copy.close()
 
 

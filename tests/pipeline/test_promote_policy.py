@@ -183,14 +183,14 @@ def test_without_a_challenger_there_is_nothing_to_watch(place: Place):
 
 def test_what_somebody_else_decided_meanwhile_stands(place: Place, monkeypatch: pytest.MonkeyPatch):
     place.sessions(120, **BAD["fails"])
-    seen = place.store.arm_traffic
+    seen = place.store.evidence.arm_traffic
 
     def overtaken(**which: Any) -> Any:
         found = seen(**which)
         place.store.ledger.move(NEW, "rejected", who="somebody", reason="by hand")
         return found
 
-    monkeypatch.setattr(place.store, "arm_traffic", overtaken)
+    monkeypatch.setattr(place.store.evidence, "arm_traffic", overtaken)
     report = place.look()
     assert (report.outcome, "decided by somebody else" in report.reason) == ("nothing to watch", True)
     assert place.store.ledger.history()[0]["who"] == "somebody"
@@ -222,14 +222,14 @@ def test_looking_again_and_again_ends_a_bad_canary_and_goes_on(place: Place):
 def test_an_engine_that_is_down_is_told_once_and_asked_again(place: Place, caplog: pytest.LogCaptureFixture):
     place.sessions(300, thumbs=(0.95, 0.4))
     stop, looks = threading.Event(), iter(range(4))
-    look = place.store.arm_traffic
+    look = place.store.evidence.arm_traffic
 
     def counted(**which: Any) -> Any:
         if next(looks) == 3:
             stop.set()
         return look(**which)
 
-    place.store.arm_traffic = counted
+    place.store.evidence.arm_traffic = counted
     patient = replace(CONFIG, max_hours=10**9)
     with EngineClient("http://127.0.0.1:9") as down:
         watch(place.store, down, patient, who="watcher", stop=stop, every_s=0.0)

@@ -19,7 +19,7 @@ from art_patch.pipeline import run_explicit_update
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
 from art_patch.serving.client import EngineRefused
-from art_patch.store import open_database, usage
+from art_patch.store import open_store
 from art_patch.training import TrainJob, read_job, run_job
 from art_patch.training.loop import update as publishing
 from art_patch.training.loop.update import probe_of
@@ -41,11 +41,8 @@ from tests.support.families import REFUSED
 
 
 def used(place: Place) -> Usage:
-    database = open_database(place.url, create=False)
-    try:
-        return usage(database, since=0.0, until=time.time() + 1)
-    finally:
-        database.close()
+    with closing(open_store(place.url, create=False)) as store:
+        return store.reports.usage(since=0.0, until=time.time() + 1)
 
 
 def kept_rows(place: Place) -> set[tuple[Any, ...]]:

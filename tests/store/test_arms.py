@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from art_patch.store import Store, open_store
-from art_patch.store.queries.evidence import arm_traffic
 from art_patch.types import ArmCall, Choice, Group, Score
 from tests.support.store_samples import call, info
 
@@ -13,7 +12,7 @@ NEW, OLD = "agent@1", "agent@0"
 
 
 def traffic(store: Store, state="canary", since: float = 10.0):
-    return store.arm_traffic(challenger=NEW, champion=OLD, state=state, since=since)
+    return store.evidence.arm_traffic(challenger=NEW, champion=OLD, state=state, since=since)
 
 
 def answered(text: str, finish: str = "stop") -> Choice:
@@ -80,7 +79,7 @@ def test_a_shadows_copies_and_the_calls_that_they_copy(store: Store):
 
 def test_of_many_calls_the_newest_are_looked_at(store: Store):
     store.write([info("t1"), *(call(f"c{n}", "t1", 10.0 + n, policy=NEW) for n in range(9))])
-    found = arm_traffic(store._database, challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
+    found = store.evidence.arm_traffic(challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
     assert [each.id for each in found.calls] == ["c6", "c7", "c8"]
 
 

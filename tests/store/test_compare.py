@@ -26,13 +26,15 @@ def test_the_newest_answers_of_both_to_a_prompt_are_paired(store: Store):
             call("09", policy=None, messages=asked("pears?"), tools=()),
         ]
     )
-    count, pairs = store.answered_by_both("agent@0", "agent@1", limit=10)
+    count, pairs = store.browse.answered_by_both("agent@0", "agent@1", limit=10)
     assert count == 2
     assert [(pair.a.id, pair.b.id) for pair in pairs] == [("05", "04"), ("02", "03")]
     whole = {one.id: one for one in store.read.trajectories(["t1"])[0].calls}
     assert pairs[1].a == whole["02"]
-    assert [(pair.a.id, pair.b.id) for pair in store.answered_by_both("agent@1", "agent@0", limit=1)[1]] == [
+    assert [(pair.a.id, pair.b.id) for pair in store.browse.answered_by_both("agent@1", "agent@0", limit=1)[1]] == [
         ("04", "05")
     ]
-    assert [(pair.a.id, pair.b.id) for pair in store.answered_by_both(None, "agent@1", limit=5)[1]] == [("09", "04")]
-    assert store.answered_by_both("agent@0", "agent@7", limit=5) == (0, ())
+    assert [(pair.a.id, pair.b.id) for pair in store.browse.answered_by_both(None, "agent@1", limit=5)[1]] == [
+        ("09", "04")
+    ]
+    assert store.browse.answered_by_both("agent@0", "agent@7", limit=5) == (0, ())

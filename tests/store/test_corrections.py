@@ -29,10 +29,10 @@ def judgement(execute: Execute, key: str, group: str) -> None:
 def test_they_come_back_as_they_went_in_and_are_replaced_by_id(store: Store):
     late, early = correction("b", at=2.0, call_id="c1"), correction("a", comment=None)
     store.write([info("t1"), info("t2"), late, early, correction("c", "t2")])
-    assert store.corrections(["t1", "t2", "t3"]) == {"t1": [early, late], "t2": [correction("c", "t2")]}
+    assert store.evidence.corrections(["t1", "t2", "t3"]) == {"t1": [early, late], "t2": [correction("c", "t2")]}
     again = correction("b", at=3.0, message={"role": "assistant", "content": "no"})
     store.write([again])
-    assert store.corrections(["t1"]) == {"t1": [early, again]}
+    assert store.evidence.corrections(["t1"]) == {"t1": [early, again]}
     assert store.verify() == []
 
 
@@ -45,9 +45,9 @@ def test_runs_in_no_group_that_the_app_rewarded_newest_scores_first(store: Store
     others = [score("d", "t2", "judge", 9.0), score("e", "t3", "user", 1.0), score("f", "t4", "user", 9.0)]
     store.write([*runs, *given, *others])
     store.ledger.add_groups([Group("g", "k", "same_task", store.read.trajectories(["t4", "t5"]))], now=1.0)
-    assert store.rewarded_alone(since=1.0, limit=9) == ("t1", "t0")
-    assert store.rewarded_alone(since=1.0, limit=1) == ("t1",)
-    assert store.rewarded_alone(since=6.0, limit=9) == ()
+    assert store.evidence.rewarded_alone(since=1.0, limit=9) == ("t1", "t0")
+    assert store.evidence.rewarded_alone(since=1.0, limit=1) == ("t1",)
+    assert store.evidence.rewarded_alone(since=6.0, limit=9) == ()
 
 
 def test_erasing_takes_corrections_and_the_judgements_of_groups_that_end(store: Store, execute: Execute):
@@ -102,7 +102,7 @@ def test_people_and_the_judge_are_compared_without_reading_calls(store: Store):
     store.write([given("a", "ruler", 0.0, "ruler", "other", at=5.0)])
     store.write([given("a", "thumbs", 0.0, "user", None), given("b", "thumbs", 1.0, "user", None)])
     store.write([given("c", "ruler", 0.9, "ruler", "h"), given("d", "other", 1.0, "user", None)])
-    (group,) = store.browse.opinions(PEOPLE)
+    (group,) = store.evidence.opinions(PEOPLE)
     assert (group.id, group.scenario_key, [t.id for t in group.trajectories]) == ("g", "task:g", ["a", "b"])
     assert all(t.calls == () for t in group.trajectories)
     assert disagreement([group]) == Disagreement(pairs=1, against=1, tied=0, groups=1)
@@ -114,10 +114,10 @@ def test_who_was_corrected_since_newest_first_and_none_that_is_held_out(store: S
     store.write([correction("t1-y", "t1", at=9.0), correction("x", "gone", at=9.0)])
     (held, free) = (store.read.trajectories([key]) for key in ("t3", "t4"))
     store.ledger.add_groups([Group("h", "task:h", "single", held, True), Group("f", "task:f", "single", free)], now=1.0)
-    assert store.corrected(since=0.0, limit=9) == ("t1", "t4", "t2")
-    assert store.corrected(since=0.0, limit=2) == ("t1", "t4")
-    assert store.corrected(since=1.0, limit=9) == ("t1", "t4")
-    assert store.corrected(since=9.0, limit=9) == ()
+    assert store.evidence.corrected(since=0.0, limit=9) == ("t1", "t4", "t2")
+    assert store.evidence.corrected(since=0.0, limit=2) == ("t1", "t4")
+    assert store.evidence.corrected(since=1.0, limit=9) == ("t1", "t4")
+    assert store.evidence.corrected(since=9.0, limit=9) == ()
 
 
 def test_erasing_names_the_policies_that_learned_from_a_run_outside_of_groups(store: Store, execute: Execute):

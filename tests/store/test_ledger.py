@@ -85,7 +85,7 @@ def test_a_canarys_share_changes_and_its_test_goes_on(place: Store, url: str):
         ("you", 9.0, "looks good", {"percent_before": 5, "percent": 20.5}),
     ]
     assert moves(place, 1) == [("agent@1", "canary", "canary", "too many")]
-    traffic = place.arm_traffic(challenger="agent@1", champion="agent@0", state="canary", since=7.0)
+    traffic = place.evidence.arm_traffic(challenger="agent@1", champion="agent@0", state="canary", since=7.0)
     assert traffic.share_changes == (9.0, 11.0)
     assert place.verify() == []
 

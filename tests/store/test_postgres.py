@@ -23,7 +23,6 @@ from art_patch.settings import Settings
 from art_patch.store import (
     Store,
     absolute_url,
-    open_database,
     open_store,
     postgres_parameters,
     read_route,
@@ -441,7 +440,7 @@ def test_a_password_is_never_shown(server: Server, database: str, walled: str, c
     assert "check user and password in the URL" in said
     with pytest.raises(StoreError) as found:
         read_route(wrong)
-    opened = open_database(right)
+    opened = open_store(right)._database
     assert isinstance(opened, PostgresDatabase)
     shown = [said, str(found.value), opened.name, repr(opened), repr(opened._engine), repr(opened._engine.url)]
     shown += [repr(Settings(store=right)), str(Settings(store=right))]

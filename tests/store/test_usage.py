@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from art_patch.store import Store, open_database, usage
-from art_patch.store.backends.database import Database
-from art_patch.store.queries.usage import note_attempt
+from art_patch.store import Store
 from art_patch.types import Call, Group, Judgement, Policy, RunValue, Score, Served, Trajectory, TrajectoryInfo, Usage
 from tests.support.store_samples import call
-
-
-@pytest.fixture
-def opened(url: str, store: Store) -> Iterator[Database]:
-    database = open_database(url, create=False)
-    yield database
-    database.close()
 
 
 def run(store: Store, key: str, *calls: Call, origin: str = "explicit") -> None:
@@ -57,9 +46,9 @@ def fill(store: Store) -> None:
     )
 
 
-def test_a_stretch_of_time_is_told_whole(store: Store, opened: Database):
+def test_a_stretch_of_time_is_told_whole(store: Store):
     fill(store)
-    assert usage(opened, since=10.0, until=20.0) == Usage(
+    assert store.reports.usage(since=10.0, until=20.0) == Usage(
         since=10.0,
         until=20.0,
         served=(
@@ -79,15 +68,15 @@ def test_a_stretch_of_time_is_told_whole(store: Store, opened: Database):
     )
 
 
-def test_an_empty_store_tells_nothing(opened: Database):
-    assert usage(opened, since=0.0, until=1e12) == Usage(0.0, 1e12)
+def test_an_empty_store_tells_nothing(store: Store):
+    assert store.reports.usage(since=0.0, until=1e12) == Usage(0.0, 1e12)
 
 
 def policy(step: int, at: float, metrics: dict[str, object]) -> Policy:
     return Policy(f"agent@{step}", "/base", "ff", "candidate", at, path=f"/a/{step}", parent="agent@0", metrics=metrics)
 
 
-def test_what_was_spent(store: Store, opened: Database):
+def test_what_was_spent(store: Store):
     ledger = store.ledger
     ledger.add_base("agent@0", "/base", "ff", who="t", now=12.0)
     timed = {"train": {"history": [{"seconds": 1.5}, {"seconds": 2.0}]}}
@@ -96,15 +85,15 @@ def test_what_was_spent(store: Store, opened: Database):
     for key, at, calls, usd in (("a", 11.0, 2, 0.25), ("b", 12.0, 3, None), ("c", 13.0, 1, 0.5), ("d", 20.0, 1, 9.0)):
         ledger.add_judgement(Judgement(key, "g", at, "m", "r", "score", "ok", calls=calls, cost_usd=usd))
     ledger.set_mode("canary", who="t")
-    told = usage(opened, since=10.0, until=20.0)
+    told = store.reports.usage(since=10.0, until=20.0)
     assert (told.champion, told.mode) == ("agent@0", "canary")
     assert (told.judge_usd, told.judge_unpriced) == (0.75, 3)
     assert (told.updates, told.update_s, told.updates_untimed, told.updates_lost) == (2, 3.5, 1, 0)
 
 
-def test_updates_that_made_no_policy_took_their_time_as_well(store: Store, opened: Database):
+def test_updates_that_made_no_policy_took_their_time_as_well(store: Store):
     def ended(job: str, at: float, took_s: float) -> None:
-        note_attempt(opened, job, policy="agent@1", took_s=took_s, why="TrainingError", who="t", now=at)
+        store.ledger.note_attempt(job, policy="agent@1", took_s=took_s, why="TrainingError", who="t", now=at)
 
     ended("failed", 9.0, 100.0)
     ended("failed", 11.0, 20.0)
@@ -118,7 +107,7 @@ def test_updates_that_made_no_policy_took_their_time_as_well(store: Store, opene
     killed_before = {"train": {"history": steps, "job": "after a kill", "took_s": 5.0}}
     for step, metrics in ((1, gone_on_with), (2, killed_before)):
         store.ledger.add_candidate(policy(step, 19.0, metrics), trained_on=[], who="t")
-    told = usage(opened, since=10.0, until=20.0)
+    told = store.reports.usage(since=10.0, until=20.0)
     assert (told.updates, told.updates_untimed, told.updates_lost) == (2, 0, 2)
     assert told.update_s == 20.0 + 3.0 + 0.5 + (8.0 + 2.0) + 7.0
     assert store.verify() == []
@@ -136,9 +125,7 @@ def test_updates_that_made_no_policy_took_their_time_as_well(store: Store, opene
         ([(25.0, True)], None),
     ],
 )
-def test_how_long_an_engine_was_there(
-    said: list[tuple[float, bool]], seconds: float | None, store: Store, opened: Database
-):
+def test_how_long_an_engine_was_there(said: list[tuple[float, bool]], seconds: float | None, store: Store):
     for at, up in said:
         store.ledger.set_engine("http://127.0.0.1:1/v1" if up else None, who="t", now=at)
-    assert usage(opened, since=10.0, until=20.0).engine_s == seconds
+    assert store.reports.usage(since=10.0, until=20.0).engine_s == seconds

@@ -183,7 +183,7 @@ class _Source:
 
     def _by_correction(self) -> Iterator[_Page]:
         for ids in self._ids():
-            corrections, page = self.opened.corrections(ids), _Page(0)
+            corrections, page = self.opened.evidence.corrections(ids), _Page(0)
             for trajectory in self.opened.read.trajectories([key for key in ids if key in corrections]):
                 with page.skipping():
                     row = formats.correction_row(trajectory, corrections[trajectory.id])
@@ -198,18 +198,18 @@ class _Source:
 
     def _complete(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         ids = [trajectory.id for trajectory in trajectories]
-        spans, groups = self.opened.transfers.spans(ids), self.opened.transfers.groups_of(ids)
-        corrections = self.opened.corrections(ids)
+        groups = self.opened.transfers.groups_of(ids)
+        corrections = self.opened.evidence.corrections(ids)
         for trajectory in trajectories:
             key, policies = trajectory.id, {call.policy for call in trajectory.calls}
             # With their bases, so that an import can tell whether token ids mean the same there.
             bases = {policy: base for policy, base in sorted(self.bases.items()) if policy in policies}
             fixes = tuple(corrections.get(key, ()))
-            line = formats.encode(formats.Bundle(trajectory, spans.get(key, ()), groups.get(key), bases, fixes))
+            line = formats.encode(formats.Bundle(trajectory, trajectory.spans, groups.get(key), bases, fixes))
             page.rows.append((formats.indexed(line) if self.parquet else line, [key]))
 
     def _training(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
-        corrections = self.opened.corrections([trajectory.id for trajectory in trajectories])
+        corrections = self.opened.evidence.corrections([trajectory.id for trajectory in trajectories])
         for recorded in trajectories:
             with page.skipping():
                 trajectory = formats.corrected(recorded, corrections.get(recorded.id, ()))
@@ -353,7 +353,7 @@ def _bundles(
 def _write(opened: store.Store, page: list[formats.Bundle], now: float) -> Counter[str]:
     """Write the trajectories that the store does not have, in one transaction, then their groups; return the counts."""
     here = opened.transfers.bases()
-    known = opened.transfers.known([bundle.trajectory.id for bundle in page])
+    known = opened.read.known([bundle.trajectory.id for bundle in page])
     new: dict[str, formats.Bundle] = {}
     for bundle in page:
         if (key := bundle.trajectory.id) not in known and key not in new:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import count
 from typing import Annotated, Any
 
 import typer
 
-from art_patch import formats, insights, pipeline, rewards, store, trackers
+from art_patch import formats, insights, pipeline, rewards, trackers
 from art_patch.cli import options, output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
@@ -59,11 +58,9 @@ def report(
     if markdown and project.as_json:
         raise ConfigError("--markdown and --json are two forms; choose one")
     prices = _prices(upstream_price, litellm_prices)
-    settings = project.settings()
     until = time.time()
-    options.require_project(settings)
-    with closing(store.open_database(settings.store_url, create=False, project=settings.project)) as database:
-        used = store.usage(database, since=until - days * _DAY_S, until=until)
+    with project.opened() as (settings, opened):
+        used = opened.reports.usage(since=until - days * _DAY_S, until=until)
     made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, margin=margin)
     if markdown:
         typer.echo(report_view.as_markdown(made, settings.project), nl=False)
@@ -159,13 +156,11 @@ def groups(
     Runs without a group are grouped as `retrain` would group them. If the settings name an embedding model, it is
     called for that.
     """
-    settings = project.settings()
     size = cycle.min_group_size if min_size is None else min_size
-    config = replace(cycle, across=settings.group_across, embed=options.make_embed(settings), min_group_size=size)
-    options.require_project(settings)
-    with closing(store.open_database(settings.store_url, create=False, project=settings.project)) as database:
-        stats = store.group_stats(database)
-        pending = store.Reader(database).ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
+    with project.opened() as (settings, opened):
+        config = replace(cycle, across=settings.group_across, embed=options.make_embed(settings), min_group_size=size)
+        stats = opened.reports.groups()
+        pending = opened.read.ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
     grouping = pipeline.form(pending, config, map(str, count()).__next__)
     would = dict.fromkeys(WAYS, 0)
     for group in grouping.groups:

@@ -41,7 +41,7 @@ def status(
 def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
     route, champion = opened.ledger.route(), opened.ledger.champion()
     apps = opened.read.apps(since=time.time() - APPS_SEEN_S)
-    differ = rewards.disagreement(opened.browse.opinions(rewards.PEOPLE))
+    differ = rewards.disagreement(opened.evidence.opinions(rewards.PEOPLE))
     challenger = {key: getattr(route, f"challenger_{key}") for key in ("state", "percent", "since")}
     return {
         "project": settings.project,

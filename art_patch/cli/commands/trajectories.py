@@ -72,9 +72,9 @@ def show(
     with project.opened() as (_, opened):
         key = the_one(opened, trajectory)
         (whole,) = opened.read.trajectories([key])
-        spans, groups = opened.transfers.spans([key]), opened.transfers.groups_of([key])
-        corrections = tuple(opened.corrections([key]).get(key, ()))
-        bundle = formats.Bundle(whole, spans.get(key, ()), groups.get(key), corrections=corrections)
+        groups = opened.transfers.groups_of([key])
+        corrections = tuple(opened.evidence.corrections([key]).get(key, ()))
+        bundle = formats.Bundle(whole, whole.spans, groups.get(key), corrections=corrections)
         (summary,) = opened.browse.summaries([key])
     if project.answered(formats.encode(bundle)):
         return
@@ -199,7 +199,7 @@ def diff(
         names = [None if name == UPSTREAM else name for name in (a, b)]
         if missing := [name for name in names if name is not None and opened.ledger.policy(name) is None]:
             raise StoreError(f"there is no policy {missing[0]!r}; `art-patch policies` lists them")
-        count, pairs = opened.answered_by_both(*names, limit=limit)
+        count, pairs = opened.browse.answered_by_both(*names, limit=limit)
     shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
     if project.answered({"a": a, "b": b, "prompts": count, "pairs": shown}):
         return

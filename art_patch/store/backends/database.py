@@ -158,6 +158,13 @@ class Database(ABC):
         closes_for_forks(self)
 
 
+class Part:
+    """A part of an open store: the operations of one kind on its database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
     """Return the schema revision of a store, or `None` if the database has no tables yet.
 

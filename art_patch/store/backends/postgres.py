@@ -71,7 +71,7 @@ class PostgresDatabase(Database):
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        """Connect and migrate; arguments and errors are those of `open_database`."""
+        # Arguments and errors are those of `store._open_database`.
         super().__init__(url, project)
         self._binds = create
         self._parameters = _DEFAULTS | postgres_parameters(url)

@@ -48,7 +48,7 @@ class SqliteDatabase(Database):
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        """Open and migrate the file; arguments and errors are those of `open_database`."""
+        """Open and migrate the file; arguments and errors are those of `store._open_database`."""
         super().__init__(url, project)
         self.path = sqlite_path(url)
         if not create and not bytes_of(self.path):  # an empty file was just made by a busy or dead process

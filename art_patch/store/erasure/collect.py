@@ -19,10 +19,12 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, exists, insert, null, select, update
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, exists, null, select
 
 from art_patch.store.backends.database import Database
-from art_patch.store.schema import EVERY_AGENT, tables
+from art_patch.store.ledger.decisions import control_of, set_control
+from art_patch.store.queries.loading import some_of
+from art_patch.store.schema import tables
 from art_patch.store.write import COLLECTED
 from art_patch.trajectories import ROOT
 
@@ -41,30 +43,20 @@ _PAUSE_S = 0.002
 class _Kind:
     """A table of shared content, with its statements. Building a statement takes longer than SQLite takes to run it."""
 
-    def __init__(self, table: Table, parent: ColumnElement[Any] | None, *references: ColumnElement[Any]) -> None:
-        some = table.c.id.in_(bindparam("ids", expanding=True))
-        held = [exists().where(column == table.c.id) for column in references]
-        self.table = table
-        self.orphans = select(table.c.id, null() if parent is None else parent).where(some, *(~one for one in held))
+    def __init__(self, table: Table, *references: ColumnElement[Any]) -> None:
+        some, parent = table.c.id.in_(bindparam("ids", expanding=True)), table.c.get("parent")
+        if parent is not None:
+            references = (table.alias("children").c.parent, *references)
+        unheld = [~exists().where(column == table.c.id) for column in references]
+        self.orphans = select(table.c.id, null() if parent is None else parent).where(some, *unheld)
         self.delete = delete(table).where(some)
         self.after = select(table.c.id).where(table.c.id > bindparam("last")).order_by(table.c.id).limit(_SWEEP)
 
 
 _KINDS = {
-    "nodes": _Kind(
-        tables.nodes,
-        tables.nodes.c.parent,
-        tables.nodes.alias("children").c.parent,
-        tables.calls.c.prompt,
-        tables.choices.c.answer,
-    ),
-    "token_blocks": _Kind(
-        tables.token_blocks,
-        tables.token_blocks.c.parent,
-        tables.token_blocks.alias("children").c.parent,
-        tables.calls.c.prompt_block,
-    ),
-    "blobs": _Kind(tables.blobs, None, tables.calls.c.tools),
+    "nodes": _Kind(tables.nodes, tables.calls.c.prompt, tables.choices.c.answer),
+    "token_blocks": _Kind(tables.token_blocks, tables.calls.c.prompt_block),
+    "blobs": _Kind(tables.blobs, tables.calls.c.tools),
 }
 _CHAINS = ("nodes", "token_blocks")  # kinds whose rows have parents; they are collected by climbing
 
@@ -76,7 +68,6 @@ class Pending:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.ids: dict[str, set[bytes]] = {kind: set() for kind in _KINDS}
         self._stored = ""
 
@@ -84,7 +75,7 @@ class Pending:
     def load(cls, connection: Connection) -> Pending:
         """Read the ids that earlier transactions stored and no collection has checked yet."""
         pending = cls()
-        pending._stored = _control(connection, PENDING) or ""
+        pending._stored = control_of(connection, PENDING) or ""
         for kind, found in json.loads(pending._stored or "{}").items():
             pending.ids[kind] = {bytes.fromhex(one) for one in found}
         return pending
@@ -98,7 +89,7 @@ class Pending:
         kept = {kind: sorted(one.hex() for one in ids) for kind, ids in self.ids.items() if ids}
         value = json.dumps(kept) if kept else ""
         if value != self._stored:
-            _set_control(connection, PENDING, value)
+            set_control(connection, PENDING, value)
 
     @property
     def chains(self) -> bool:
@@ -184,8 +175,7 @@ def collect_all(database: Database) -> Counter[str]:
     for kind in _CHAINS:
         for ids in _all_ids(database, kind):
             with database.read() as connection:
-                parts = [ids[start : start + _STEP] for start in range(0, len(ids), _STEP)]
-                orphans = [key for part in parts for key, _ in _orphans(connection, kind, part)]
+                orphans = [key for part in some_of(ids, _STEP) for key, _ in _orphans(connection, kind, part)]
             if orphans:
                 gone += collect(database, {kind: orphans})
     held: list[bytes] = []
@@ -223,11 +213,10 @@ def _delete_blobs(database: Database, candidates: Collection[bytes]) -> Counter[
                 calls = calls.where(tables.calls.c.tools.in_(sorted(unused))).distinct()
             for (tools,) in connection.execution_options(yield_per=_SWEEP).execute(calls):
                 unused.discard(tools)
-    listed = sorted(unused)
-    for start in range(0, len(listed), _STEP):
+    for part in some_of(sorted(unused), _STEP):
         began = time.perf_counter()
         with alone(database) as connection:
-            some = [key for key, _ in _orphans(connection, "blobs", listed[start : start + _STEP])]
+            some = [key for key, _ in _orphans(connection, "blobs", part)]
             if some:
                 gone["blobs"] += _delete(connection, "blobs", some)
                 note_collected(connection)
@@ -242,7 +231,7 @@ def note_collected(connection: Connection) -> None:
     """
     # Writers remember which messages they wrote, and do not write them again. A writer that finds another number here
     # forgets them all.
-    _set_control(connection, COLLECTED, str(int(_control(connection, COLLECTED) or "0") + 1))
+    set_control(connection, COLLECTED, str(int(control_of(connection, COLLECTED) or "0") + 1))
 
 
 def _orphans(connection: Connection, kind: str, ids: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
@@ -267,20 +256,8 @@ def _all_ids(database: Database, kind: str) -> Generator[list[bytes]]:
         last = ids[-1]
 
 
-def _portions(candidates: Mapping[str, Collection[bytes]]) -> Generator[dict[str, list[bytes]]]:
+def _portions(candidates: Mapping[str, Collection[bytes]]) -> Generator[dict[str, Sequence[bytes]]]:
     """Return the candidates in portions, because `control` holds one portion as a text."""
     yield {}  # for the candidates that an earlier collection left
     for kind, ids in candidates.items():
-        listed = list(ids)
-        for start in range(0, len(listed), _SWEEP):
-            yield {kind: listed[start : start + _SWEEP]}
-
-
-def _control(connection: Connection, key: str) -> str | None:
-    return connection.scalar(select(tables.control.c.value).where(tables.control.c.key == key))
-
-
-def _set_control(connection: Connection, key: str, value: str) -> None:
-    table, values = tables.control, {"value": value, "updated_at": time.time()}
-    if not connection.execute(update(table).where(table.c.key == key).values(values)).rowcount:
-        connection.execute(insert(table).values(values | {"key": key, "agent_id": EVERY_AGENT}))
+        yield from ({kind: some} for some in some_of(list(ids), _SWEEP))

@@ -16,32 +16,52 @@ import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from art_patch.errors import ConfigError, StoreError, TransitionError
-from art_patch.store.backends.database import decide_alone
+from art_patch.store.backends.database import Database, decide_alone
 from art_patch.store.ledger.route import ROUTE_KEY
-from art_patch.store.queries.loading import some_of
+from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState, check_move
 
 # Reason for rejecting a challenger when another policy is promoted, or a rollback happens, during its test.
 OVERTAKEN = "the champion changed while it was tested"
 
+# Action of the audit entry of an update that made no policy.
+UPDATE_ENDED = "update ended"
+
 # A group becomes `stale` after so many rejected candidates learned from it. One rejection proves little: a gate of a
 # few scenarios misses most small improvements. But a group that spoils every candidate must not come back for ever.
 MOST_TRIES = 3
 
 
+_P = tables.policies.c
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Who changes the state of a policy, when and why, and the metrics behind it."""
+
+    who: str
+    reason: str
+    at: float
+    metrics: JSON = field(default_factory=dict[str, Any])
+
+
+def policies_where(connection: Connection, *conditions: ColumnElement[bool]) -> tuple[Policy, ...]:
+    """Return the policies that meet all conditions, oldest first."""
+    query = select(*tables.columns_of(tables.policies, Policy)).where(*conditions).order_by(_P.created_at)
+    return tuple(Policy(*row) for row in connection.execute(query))
+
+
 def policy_of(connection: Connection, name: str) -> Policy | None:
     """Return the policy with this `NAME@STEP`; `None` if the store has none."""
-    query = select(*tables.columns_of(tables.policies, Policy)).where(tables.policies.c.name == name)
-    row = connection.execute(query).mappings().first()
-    return None if row is None else Policy(**row)
+    return next(iter(policies_where(connection, _P.name == name)), None)
 
 
 def agent_of(connection: Connection, policy: str) -> int:
@@ -65,15 +85,15 @@ def agent_of(connection: Connection, policy: str) -> int:
 
 def champion_of(connection: Connection) -> Policy | None:
     """Return the champion, the policy that serves; `None` if there is none."""
-    return _in_state(connection, ("champion",))
+    return next(iter(policies_where(connection, _P.state == "champion")), None)
 
 
 def challenger_of(connection: Connection) -> Policy | None:
     """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
-    return _in_state(connection, CHALLENGERS)
+    return next(iter(policies_where(connection, _P.state.in_(CHALLENGERS))), None)
 
 
-def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: str, at: float) -> None:
+def insert_policy(connection: Connection, policy: Policy, who: str, reason: str) -> None:
     """Store a new policy, and the change into its first state.
 
     Raises:
@@ -83,20 +103,10 @@ def insert_policy(connection: Connection, policy: Policy, *, who: str, reason: s
     row = {name: getattr(policy, name) for name in Policy.__slots__}
     row |= {"metrics": dict(policy.metrics), "agent_id": agent_of(connection, policy.name)}
     connection.execute(insert(tables.policies).values(row))
-    _note_move(connection, policy.name, None, policy.state, who=who, reason=reason, metrics=policy.metrics, at=at)
+    _note_move(connection, policy.name, None, policy.state, Cause(who, reason, policy.created_at, policy.metrics))
 
 
-def move(
-    connection: Connection,
-    name: str,
-    state: PolicyState,
-    *,
-    who: str,
-    reason: str,
-    metrics: JSON,
-    at: float,
-    percent: float | None = None,
-) -> Policy:
+def move(connection: Connection, name: str, state: PolicyState, cause: Cause, percent: float | None = None) -> Policy:
     """Change a policy's state inside the caller's transaction, with the effects and errors of `Ledger.move`."""
     policy = policy_of(connection, name)
     if policy is None:
@@ -113,25 +123,19 @@ def move(
             share = {"percent_before": before.get("percent"), "percent": percent}
             _check_differs(name, share)
         # A change of the share continues the test, so `since` stays: evidence is counted from there.
-        test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", at)}
+        test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", cause.at)}
         turn_route(connection, {"challenger": test})
     elif state == "champion":
         turn_route(connection, {"champion": name, "challenger": None})
     elif challenger is not None and challenger.name == name:
         turn_route(connection, {"challenger": None})
-    moved = _put(connection, policy, state, who=who, reason=reason, metrics=metrics, at=at, of_move=share)
+    moved = _put(connection, policy, state, cause, share)
     if state == "champion":
         if champion is not None:
-            _put(connection, champion, "retired", who=who, reason=f"replaced by {name}", metrics={}, at=at)
+            _put(connection, champion, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
         if challenger is not None and challenger.name != name:
-            _put(connection, challenger, "rejected", who=who, reason=OVERTAKEN, metrics={}, at=at)
+            _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
     return moved
-
-
-def _in_state(connection: Connection, states: Sequence[PolicyState]) -> Policy | None:
-    query = select(*tables.columns_of(tables.policies, Policy)).where(tables.policies.c.state.in_(states))
-    row = connection.execute(query).mappings().first()
-    return None if row is None else Policy(**row)
 
 
 def _check_share(state: PolicyState, percent: float | None) -> None:
@@ -157,23 +161,13 @@ def _check_free(name: str, champion: Policy | None, challenger: Policy | None) -
 
 
 def _put(
-    connection: Connection,
-    policy: Policy,
-    state: PolicyState,
-    *,
-    who: str,
-    reason: str,
-    metrics: JSON,
-    at: float,
-    of_move: JSON | None = None,
+    connection: Connection, policy: Policy, state: PolicyState, cause: Cause, of_move: JSON | None = None
 ) -> Policy:
-    """Set the state and note the move. `metrics` are added to the policy's too; `of_move` stays with the move."""
-    merged = dict(policy.metrics) | dict(metrics)
-    connection.execute(
-        update(tables.policies).where(tables.policies.c.name == policy.name).values(state=state, metrics=merged)
-    )
-    told = {**metrics, **(of_move or {})}
-    _note_move(connection, policy.name, policy.state, state, who=who, reason=reason, metrics=told, at=at)
+    """Set the state and note the move. Its metrics are added to the policy's too; `of_move` stays with the move."""
+    merged = dict(policy.metrics) | dict(cause.metrics)
+    connection.execute(update(tables.policies).where(_P.name == policy.name).values(state=state, metrics=merged))
+    told = replace(cause, metrics={**cause.metrics, **(of_move or {})})
+    _note_move(connection, policy.name, policy.state, state, told)
     if state == "rejected" and policy.state != "retired":  # a retired policy has served, so it keeps its groups
         _give_back(connection, policy.name)
     return replace(policy, state=state, metrics=merged)
@@ -181,46 +175,48 @@ def _put(
 
 def _give_back(connection: Connection, policy: str) -> None:
     """Return groups to `scored` that only rejected policies learned from; end those without enough runs or tries."""
-    g, t, p, moves = tables.groups, tables.trainings, tables.policies.c, tables.promotions.c
+    g, t, moves = tables.groups, tables.trainings, tables.promotions.c
     its = select(t.c.group_id).where(t.c.policy == policy)
     learned = connection.scalars(select(g.c.id).where(g.c.id.in_(its), g.c.state == "trained").order_by(g.c.id)).all()
-    given_up = set(connection.scalars(select(p.name).where(p.state == "rejected")))
+    given_up = set(connection.scalars(select(_P.name).where(_P.state == "rejected")))
     # A policy that served once may be served again by a rollback, so its groups stay trained.
     given_up -= set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))
     run = tables.trajectories.c
-    for some in some_of(learned):
-        learners: dict[str, set[str]] = defaultdict(set)
-        for group, learner in connection.execute(select(t.c.group_id, t.c.policy).where(t.c.group_id.in_(some))):
-            learners[group].add(learner)
-        runs = Counter(connection.scalars(select(run.group_id).where(run.group_id.in_(some))))
-        for group in some:
-            # Another policy that learned from the group may still serve, and would learn from it twice.
-            if not learners[group] <= given_up:
-                continue
-            state, reason = "scored", f"{policy} was rejected"
-            if runs[group] < 2:
-                state, reason = "dead", "fewer than two of its runs are left"
-            elif len(learners[group]) >= MOST_TRIES:
-                state, reason = "stale", f"{len(learners[group])} candidates that learned from it were rejected"
-            values = {"state": state, "reason": reason, "policy": None, "claimed_by": None, "claimed_until": None}
-            connection.execute(update(g).where(g.c.id == group).values(values))
+    learners: dict[str, set[str]] = defaultdict(set)
+    for group, learner in rows_in(connection, select(t.c.group_id, t.c.policy), t.c.group_id, learned):
+        learners[group].add(learner)
+    runs = Counter(group for (group,) in rows_in(connection, select(run.group_id), run.group_id, learned))
+    for group in learned:
+        # Another policy that learned from the group may still serve, and would learn from it twice.
+        if not learners[group] <= given_up:
+            continue
+        state, reason = "scored", f"{policy} was rejected"
+        if runs[group] < 2:
+            state, reason = "dead", "fewer than two of its runs are left"
+        elif len(learners[group]) >= MOST_TRIES:
+            state, reason = "stale", f"{len(learners[group])} candidates that learned from it were rejected"
+        values = {"state": state, "reason": reason, "policy": None, "claimed_by": None, "claimed_until": None}
+        connection.execute(update(g).where(g.c.id == group).values(values))
 
 
-def _note_move(
-    connection: Connection,
-    name: str,
-    before: PolicyState | None,
-    after: PolicyState,
-    *,
-    who: str,
-    reason: str,
-    metrics: JSON,
-    at: float,
-) -> None:
-    row = {"policy": name, "from_state": before, "to_state": after, "at": at, "who": who, "reason": reason}
-    row |= {"metrics": dict(metrics), "agent_id": agent_of(connection, name)}
+def _note_move(connection: Connection, name: str, before: PolicyState | None, after: PolicyState, cause: Cause) -> None:
+    row = {"policy": name, "from_state": before, "to_state": after, "at": cause.at, "who": cause.who}
+    row |= {"reason": cause.reason, "metrics": dict(cause.metrics), "agent_id": agent_of(connection, name)}
     connection.execute(insert(tables.promotions).values(row))
-    note(connection, who, "move", {"policy": name, "from": before, "to": after, "reason": reason}, at)
+    detail = {"policy": name, "from": before, "to": after, "reason": cause.reason}
+    note(connection, cause.who, "move", detail, cause.at)
+
+
+def add_scenarios(
+    connection: Connection, database: Database, held_out: Mapping[str, bool], now: float | None = None
+) -> None:
+    """Store new scenarios (by key, whether they are held out).
+
+    A known scenario never changes sides: what was trained on must not test a policy later.
+    """
+    at = time.time() if now is None else now
+    rows = [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(held_out.items())]
+    connection.execute(database.insert(tables.scenarios).on_conflict_do_nothing(), rows)
 
 
 def turn_route(connection: Connection, changes: JSON) -> None:
@@ -243,18 +239,25 @@ def _test_of(connection: Connection) -> JSON:
 
 
 def _route_of(connection: Connection) -> dict[str, Any]:
-    value = connection.scalar(select(tables.control.c.value).where(tables.control.c.key == ROUTE_KEY))
-    return json.loads(value or "{}")
+    return json.loads(control_of(connection, ROUTE_KEY) or "{}")
+
+
+def control_of(connection: Connection, key: str) -> str | None:
+    """Return the value of one row of the table `control`; `None` if there is none."""
+    return connection.scalar(select(tables.control.c.value).where(tables.control.c.key == key))
 
 
 def set_control(connection: Connection, key: str, value: str) -> None:
-    """Set one row of the table `control`, from which running apps read the route and the mode."""
+    """Set one row of the table `control`, from which running apps read the route and the mode.
+
+    The transaction must exclude every other one that sets this row.
+    """
     table = tables.control
     row = {"key": key, "value": value, "updated_at": time.time()}
     if key != ROUTE_KEY:  # the route is one agent's; whatever else stands here is the whole project's
         row["agent_id"] = EVERY_AGENT
     if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
-        connection.execute(insert(table).values(row))  # no race: the transaction decides alone
+        connection.execute(insert(table).values(row))
 
 
 # `previous` of the first audit entry of a project.

@@ -21,8 +21,8 @@ from sqlalchemy import Connection, Row, select, update
 
 from art_patch._lib.process import Owner
 from art_patch.errors import Busy
-from art_patch.store.backends.database import Database
-from art_patch.store.ledger.ledger import note
+from art_patch.store.backends.database import Database, Part
+from art_patch.store.ledger.decisions import note
 from art_patch.store.schema import tables
 
 
@@ -45,12 +45,8 @@ class Lease:
     renewed_at: float | None = None
 
 
-class Leases:
+class Leases(Part):
     """Reads, takes, renews and releases the leases of a store."""
-
-    def __init__(self, database: Database) -> None:
-        """Read and write through `database`."""
-        self._database = database
 
     def read(self, name: str) -> Lease:
         """Return the lease `name` as it is now, with its owner; a lease that was never taken is free."""

@@ -15,21 +15,11 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from art_patch.errors import StoreError
-from art_patch.store.backends.database import Database, decide_alone
-from art_patch.store.ledger.decisions import (
-    agent_of,
-    challenger_of,
-    champion_of,
-    engine_of,
-    insert_policy,
-    move,
-    note,
-    policy_of,
-    set_control,
-    turn_route,
-)
+from art_patch.store.backends.database import Part, decide_alone
+from art_patch.store.ledger import decisions
+from art_patch.store.ledger.decisions import Cause, note
 from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, read_route
-from art_patch.store.queries.loading import some_of
+from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
 from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route, TrainedRow
@@ -37,12 +27,8 @@ from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, R
 _RELEASED = {"claimed_by": None, "claimed_until": None}
 
 
-class Ledger:
+class Ledger(Part):
     """Stores the decisions of the job and the operator. Each decision and its audit entry are one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        """Write through `database`."""
-        self._database = database
 
     # groups
 
@@ -52,13 +38,9 @@ class Ledger:
         if not groups:
             return
         with self._database.write(durable=True) as connection:
-            # Reversed, so that the first group of a scenario decides whether it is held out. A known scenario never
-            # changes sides: what was trained on must not test a policy later.
+            # Reversed, so that the first group of a scenario decides whether it is held out.
             scenarios = {g.scenario_key: g.held_out for g in reversed(groups)}
-            connection.execute(
-                self._database.insert(tables.scenarios).on_conflict_do_nothing(),
-                [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
-            )
+            decisions.add_scenarios(connection, self._database, scenarios, at)
             connection.execute(
                 insert(tables.groups),
                 [
@@ -149,19 +131,17 @@ class Ledger:
     def policies(self) -> tuple[Policy, ...]:
         """Return every policy in the store, whatever its state, oldest first."""
         with self._database.read() as connection:
-            query = select(*tables.columns_of(tables.policies, Policy)).order_by(tables.policies.c.created_at)
-            rows = connection.execute(query).mappings()
-            return tuple(Policy(**row) for row in rows)
+            return decisions.policies_where(connection)
 
     def policy(self, name: str) -> Policy | None:
         """Return the policy with this `NAME@STEP`; `None` if the store has none."""
         with self._database.read() as connection:
-            return policy_of(connection, name)
+            return decisions.policy_of(connection, name)
 
     def champion(self) -> Policy | None:
         """Return the champion, the policy that serves; `None` if there is none."""
         with self._database.read() as connection:
-            return champion_of(connection)
+            return decisions.champion_of(connection)
 
     def champions(self) -> tuple[str, ...]:
         """Return the names of all present and former champions, oldest promotion first.
@@ -176,7 +156,7 @@ class Ledger:
     def challenger(self) -> Policy | None:
         """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
         with self._database.read() as connection:
-            return challenger_of(connection)
+            return decisions.challenger_of(connection)
 
     def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
         """Store the base model as the policy `name`, which is `NAME@0`, and return that policy.
@@ -186,13 +166,13 @@ class Ledger:
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            policy = policy_of(connection, name)
+            policy = decisions.policy_of(connection, name)
             if policy is None:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
-                insert_policy(connection, policy, who=who, reason="base model", at=at)
+                decisions.insert_policy(connection, policy, who, "base model")
             # A base that was retired or rejected does not come back by a restart of the server.
-            if champion_of(connection) is None and policy.state == "candidate":
-                move(connection, name, "champion", who=who, reason="first policy served", metrics={}, at=at)
+            if decisions.champion_of(connection) is None and policy.state == "candidate":
+                decisions.move(connection, name, "champion", Cause(who, "first policy served", at))
                 policy = replace(policy, state="champion")
             return policy
 
@@ -213,14 +193,12 @@ class Ledger:
             rows: the answers in these groups that it was trained on. Answers that were erased meanwhile are left out.
         """
         with self._deciding() as connection:
-            insert_policy(
-                connection, policy, who=who, reason=f"trained on {len(trained_on)} groups", at=policy.created_at
-            )
+            decisions.insert_policy(connection, policy, who, f"trained on {len(trained_on)} groups")
             _set_groups(connection, trained_on, "trained", None, policy.name)
             # Runs outside of the groups stand beside them under a hash, so that an erasure finds the policy too.
             taught = {*trained_on, *map(run_key, also)}
             if taught:
-                its = {"policy": policy.name, "agent_id": agent_of(connection, policy.name)}
+                its = {"policy": policy.name, "agent_id": decisions.agent_of(connection, policy.name)}
                 connection.execute(insert(tables.trainings), [its | {"group_id": key} for key in sorted(taught)])
                 _keep_rows(connection, rows, its)
 
@@ -261,7 +239,7 @@ class Ledger:
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            return move(connection, name, state, who=who, reason=reason, metrics=metrics or {}, percent=percent, at=at)
+            return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent)
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
         """Record that a candidate won its gate and waits for a person to promote it. Its state stays `candidate`.
@@ -272,12 +250,27 @@ class Ledger:
         at = time.time() if now is None else now
         table = tables.policies
         with self._deciding() as connection:
-            policy = policy_of(connection, name)
+            policy = decisions.policy_of(connection, name)
             if policy is None or policy.state != "candidate":
                 raise StoreError(f"there is no candidate {name!r}; `art-patch status` lists the policies")
             merged = dict(policy.metrics) | dict(metrics) | {"waits": {"since": at, "reason": reason}}
             connection.execute(update(table).where(table.c.name == name).values(metrics=merged))
             note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
+
+    def note_attempt(
+        self, job: str, *, policy: str, took_s: float, why: str, who: str, now: float | None = None
+    ) -> None:
+        """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost.
+
+        Args:
+            job: fingerprint of the training job.
+            policy: name that the policy would have got.
+            took_s: how long the update ran.
+            why: class of the error that ended the update.
+        """
+        detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
+        with self._database.write(durable=True) as connection:
+            note(connection, who, decisions.UPDATE_ENDED, detail, time.time() if now is None else now)
 
     def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
         """Return the newest `limit` state changes of policies, newest first."""
@@ -310,7 +303,7 @@ class Ledger:
         """
         with self._deciding() as connection:
             # The address alone does not tell: another engine may have started at the same one.
-            if engine_of(connection) != (before.base_url, before.engine_since):
+            if decisions.engine_of(connection) != (before.base_url, before.engine_since):
                 return False
             _lead_to(connection, base_url, key_file, who, now)
             return True
@@ -326,7 +319,7 @@ class Ledger:
                 if value is None:
                     connection.execute(delete(tables.control).where(tables.control.c.key == key))
                 else:
-                    set_control(connection, key, str(value))
+                    decisions.set_control(connection, key, str(value))
             note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
     @contextmanager
@@ -338,18 +331,17 @@ class Ledger:
 
 def _lead_to(connection: Connection, base_url: str | None, key_file: str | None, who: str, now: float | None) -> None:
     at = time.time() if now is None else now
-    turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
+    decisions.turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
     note(connection, who, "engine", {"base_url": base_url}, at)
 
 
 def _keep_rows(connection: Connection, rows: Sequence[TrainedRow], its: JSON) -> None:
     """Keep the rows of a new policy whose call is still there: an erasure may have ended while the policy was made."""
     calls = tables.calls.c
-    for some in some_of(rows):
-        there = set(connection.scalars(select(calls.id).where(calls.id.in_([row.call_id for row in some]))))
-        kept = [asdict(row) | dict(its) for row in some if row.call_id in there]
-        if kept:
-            connection.execute(insert(tables.trained_rows), kept)
+    there = {key for (key,) in rows_in(connection, select(calls.id), calls.id, [row.call_id for row in rows])}
+    kept = [asdict(row) | dict(its) for row in rows if row.call_id in there]
+    if kept:
+        connection.execute(insert(tables.trained_rows), kept)
 
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:

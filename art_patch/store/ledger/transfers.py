@@ -10,17 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sqlalchemy import delete, insert, select, update
 
 from art_patch._lib.ids import new_id
-from art_patch.store.backends.database import Database
-from art_patch.store.ledger.decisions import note
-from art_patch.store.queries.loading import some_of
+from art_patch.store.backends.database import Database, Part
+from art_patch.store.ledger.decisions import add_scenarios, note
+from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
-from art_patch.types import JSON, SpanInfo
+from art_patch.types import JSON
+
+# What an exported trajectory contains of its group.
+_OF_GROUP = ("id", "scenario_key", "how", "held_out", "state", "created_at", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,6 @@ class ExportNote:
     """The record of an export in progress: `Transfers.note_export` makes it, and the exporter adds trajectories."""
 
     def __init__(self, database: Database, export_id: str) -> None:
-        """Begin with no trajectories."""
         self._database = database
         self.id = export_id
         self.trajectories = 0
@@ -56,26 +58,20 @@ class ExportNote:
 
         A trajectory that was added before is ignored.
         """
-        rows = [{"trajectory_id": key, "export_id": self.id} for key in sorted(set(trajectory_ids))]
-        if not rows:
+        keys = set(trajectory_ids)
+        if not keys:
             return
         table = tables.export_members
-        keys = [row["trajectory_id"] for row in rows]
         with self._database.write(durable=True) as connection:
             query = select(table.c.trajectory_id).where(table.c.export_id == self.id, table.c.trajectory_id.in_(keys))
-            known = set(connection.scalars(query))  # a run whose data comes in several rows of the file
-            new = [row for row in rows if row["trajectory_id"] not in known]
+            new = sorted(keys - set(connection.scalars(query)))  # a run's data may come in several rows of the file
             if new:
-                connection.execute(insert(table), new)
+                connection.execute(insert(table), [{"trajectory_id": key, "export_id": self.id} for key in new])
         self.trajectories += len(new)
 
 
-class Transfers:
+class Transfers(Part):
     """Records exports and imports, and reads and writes the rows that these need besides trajectories."""
-
-    def __init__(self, database: Database) -> None:
-        """Read and write through `database`."""
-        self._database = database
 
     @contextmanager
     def note_export(
@@ -117,41 +113,20 @@ class Transfers:
     def exports(self, *, limit: int = 100) -> tuple[Export, ...]:
         """Return the records of the newest `limit` exports, newest first."""
         table = tables.exports
+        query = select(*tables.columns_of(table, Export)).order_by(table.c.at.desc(), table.c.id.desc())
         with self._database.read() as connection:
-            rows = connection.execute(
-                select(*tables.columns_of(table, Export)).order_by(table.c.at.desc(), table.c.id.desc()).limit(limit)
-            )
-            return tuple(Export(**row) for row in rows.mappings())
-
-    def spans(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[SpanInfo, ...]]:
-        """Return the spans of these trajectories, in the order they started."""
-        table = tables.spans
-        found: dict[str, tuple[SpanInfo, ...]] = {}
-        with self._database.read() as connection:
-            for some in some_of(trajectory_ids):
-                query = select(*tables.columns_of(table, SpanInfo)).where(table.c.trajectory_id.in_(some))
-                query = query.order_by(table.c.started_at, table.c.id)
-                for row in connection.execute(query).mappings():
-                    span = SpanInfo(**row)
-                    found[span.trajectory_id] = (*found.get(span.trajectory_id, ()), span)
-        return found
+            return tuple(Export(*row) for row in connection.execute(query.limit(limit)))
 
     def groups_of(self, trajectory_ids: Sequence[str]) -> dict[str, JSON]:
         """Return the group of each trajectory, as the JSON object that an exported trajectory contains."""
-        groups, table = tables.groups.c, tables.trajectories
+        groups, runs = tables.groups.c, tables.trajectories.c
+        query = select(runs.id, *(groups[name] for name in _OF_GROUP)).join(tables.groups, groups.id == runs.group_id)
         found: dict[str, JSON] = {}
-        columns = (groups.id, groups.scenario_key, groups.how, groups.held_out, groups.state, groups.created_at)
         with self._database.read() as connection:
-            for some in some_of(trajectory_ids):
-                query = (
-                    select(table.c.id.label("trajectory_id"), *columns, groups.reason)
-                    .join(tables.groups, groups.id == table.c.group_id)
-                    .where(table.c.id.in_(some))
-                )
-                for row in connection.execute(query).mappings():
-                    facts = {str(name): value for name, value in row.items() if name != "trajectory_id"}
-                    facts["held_out"] = bool(facts["held_out"])  # SQLite gives 0 or 1, and JSON must not
-                    found[row["trajectory_id"]] = {name: value for name, value in facts.items() if value is not None}
+            for key, *values in rows_in(connection, query, runs.id, trajectory_ids):
+                facts = dict(zip(_OF_GROUP, values, strict=True))
+                facts["held_out"] = bool(facts["held_out"])  # SQLite gives 0 or 1, and JSON must not
+                found[key] = {name: value for name, value in facts.items() if value is not None}
         return found
 
     def bases(self) -> dict[str, str]:
@@ -160,16 +135,6 @@ class Transfers:
         with self._database.read() as connection:
             rows = connection.execute(select(table.c.name, table.c.base_sha256))
             return {row.name: row.base_sha256 for row in rows}
-
-    def known(self, trajectory_ids: Sequence[str]) -> set[str]:
-        """Return those of these trajectory ids that are in the store already, so that an import can skip them."""
-        column = tables.trajectories.c.id
-        with self._database.read() as connection:
-            return {
-                key
-                for some in some_of(trajectory_ids)
-                for key in connection.scalars(select(column).where(column.in_(some)))
-            }
 
     def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
         """Put imported trajectories into the groups that they were exported with.
@@ -180,20 +145,14 @@ class Transfers:
             groups: the group of each trajectory id, as `groups_of` returns it.
             now: when new scenarios were first seen, seconds since the epoch.
         """
-        at = time.time() if now is None else now
         by_id = {group["id"]: group for group in groups.values()}  # each member brings its group
         if not by_id:
             return
-        names = ("id", "scenario_key", "how", "held_out", "state", "created_at", "reason")
-        rows = [{name: group.get(name) for name in names} for _, group in sorted(by_id.items())]
+        rows = [{name: group.get(name) for name in _OF_GROUP} for _, group in sorted(by_id.items())]
         scenarios = {group["scenario_key"]: group["held_out"] for group in by_id.values()}
         table = tables.trajectories
         with self._database.write(durable=True) as connection:
-            connection.execute(
-                # A scenario that is here keeps its side: what was trained on must not test a policy later.
-                self._database.insert(tables.scenarios).on_conflict_do_nothing(),
-                [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(scenarios.items())],
-            )
+            add_scenarios(connection, self._database, scenarios, now)
             connection.execute(self._database.insert(tables.groups).on_conflict_do_nothing(), rows)
             for trajectory_id, group in sorted(groups.items()):
                 # A run that is in a group here stays in it: its siblings and scores are here.
@@ -226,8 +185,7 @@ class Transfers:
         detail = {"export": export.id, "path": row["path"], "format": row["format"]}
         detail |= {"trajectories": export.trajectories, "filters": sorted(filters or ())}
         with self._database.write(durable=True) as connection:
-            changed = update(table).where(table.c.id == export.id).values(trajectories=export.trajectories)
-            connection.execute(changed)
+            connection.execute(update(table).where(table.c.id == export.id).values(trajectories=export.trajectories))
             note(connection, row["who"], "export", detail, row["at"])
 
     def _forget(self, export: ExportNote) -> None:
@@ -252,36 +210,24 @@ class SentItem:
     trajectory_id: str | None = None
 
 
-class Sent:
+class Sent(Part):
     """Records which items each tracker has, so that a repeated upload sends only new and changed items."""
 
     # A note is written after the tracker took the item. A process that is killed in between sends the item once more,
     # but never forgets one.
 
-    def __init__(self, database: Database) -> None:
-        """Read and write through `database`."""
-        self._database = database
-
     def digests(self, target: str, items: Sequence[str]) -> dict[str, str]:
         """Return the digest of those items that the tracker `target` has, as it was when they were sent."""
         table = tables.sent.c
+        query = select(table.item, table.digest).where(table.target == target)
         with self._database.read() as connection:
-            return {
-                item: digest
-                for some in some_of(items)
-                for item, digest in connection.execute(
-                    select(table.item, table.digest).where(table.target == target, table.item.in_(some))
-                )
-            }
+            return {item: digest for item, digest in rows_in(connection, query, table.item, items)}
 
     def add(self, target: str, items: Sequence[SentItem], *, now: float) -> None:
         """Record that the tracker `target` has these items now; a record of an older version is replaced."""
         if not items:
             return
-        rows = [
-            {"target": target, "item": one.item, "trajectory_id": one.trajectory_id, "digest": one.digest, "at": now}
-            for one in items
-        ]
+        rows = [asdict(one) | {"target": target, "at": now} for one in items]
         new = self._database.insert(tables.sent)
         # The trajectory of an item never changes, so it is not replaced.
         changes = {"digest": new.excluded.digest, "at": new.excluded.at}

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Subquery, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Subquery, Text, and_, cast, exists, func, or_, select
 
-from art_patch.store.backends.database import Database
-from art_patch.store.queries.loading import load_calls, some_of
+from art_patch.store.backends.database import Part
+from art_patch.store.queries.loading import load_calls, rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand
 from art_patch.trajectories import ROOT
-from art_patch.types import COPIES, Call, Group
+from art_patch.types import COPIES, Call
 
 PAGE = 200
 
@@ -115,12 +115,15 @@ class Summary:
         return max(0.0, (self.last_call_at or self.started_at) - self.started_at)
 
 
-class Browser:
-    """Queries for lists of trajectories and groups. They read only the data that a list shows."""
+class Pair(NamedTuple):
+    """Two calls with the same messages and tools: `a` was answered by one policy, `b` by the other."""
 
-    def __init__(self, database: Database) -> None:
-        """Read through `database`."""
-        self._database = database
+    a: Call
+    b: Call
+
+
+class Browser(Part):
+    """Queries for lists of trajectories and groups. They read only the data that a list shows."""
 
     def ids(self, filter: Filter, *, after: Cursor | None = None, limit: int = PAGE) -> list[Cursor]:
         """Return a page of at most `limit` matching trajectories, newest first, as (end of the last call, id).
@@ -181,15 +184,6 @@ class Browser:
                 members[group_id].append(trajectory_id)
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
 
-    def opinions(self, names: Sequence[str]) -> tuple[Group, ...]:
-        """Return groups with user scores of these names, for a comparison with the judge's scores.
-
-        Their trajectories have the users' scores and the judge's, but no calls.
-        """
-        from art_patch.store.queries.evidence import opinions
-
-        return opinions(self._database, names)
-
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
         """Return at most `limit` trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one.
 
@@ -209,47 +203,50 @@ class Browser:
 
         `openings` also reads the first words of the user, which is slower, because it reads each prompt's messages.
         """
+        columns = tables.columns_of(tables.trajectories, Summary)
+        names = [column.name for column in columns]
+        sums = {
+            "calls": func.count(),
+            "failed_calls": func.count().filter(_C.status != "ok"),
+            "trainable_calls": func.count().filter(_C.untrainable.is_(None)),
+            "prompt_tokens": func.sum(_C.prompt_tokens),
+            "completion_tokens": func.sum(_C.completion_tokens),
+        }
         found: dict[str, dict[str, Any]] = {}
-        first: dict[str, bytes] = {}
-        names = ("id", "started_at", "last_call_at", "origin", "name", "user_id", "session_id", "scenario_key")
         with self._database.read() as connection:
-            for some in some_of(ids):
-                columns = [_T[name] for name in (*names, "group_id", "tags", "error")]
-                query = select(*columns, _reward().label("reward")).where(_T.id.in_(some))
-                for row in connection.execute(query).mappings():
-                    found[row["id"]] = {str(name): value for name, value in row.items()} | {"tags": tuple(row["tags"])}
-                query = (
-                    select(
-                        _C.trajectory_id,
-                        _C.policy,
-                        func.count().label("calls"),
-                        func.count().filter(_C.status != "ok").label("failed_calls"),
-                        func.count().filter(_C.untrainable.is_(None)).label("trainable_calls"),
-                        func.sum(_C.prompt_tokens).label("prompt_tokens"),
-                        func.sum(_C.completion_tokens).label("completion_tokens"),
-                    )
-                    .where(_C.trajectory_id.in_(some))
-                    .group_by(_C.trajectory_id, _C.policy)
-                    .order_by(_C.policy)
-                )
-                # One row per policy: their sums are added up here, and the policies are listed.
-                for row in connection.execute(query).mappings():
-                    values = found.get(row["trajectory_id"], {})
-                    for name in ("calls", "failed_calls", "trainable_calls", "prompt_tokens", "completion_tokens"):
-                        values[name] = values.get(name, 0) + int(row[name] or 0)
-                    values["policies"] = (*values.get("policies", ()), row["policy"] or "upstream")
-                counts = select(_S.trajectory_id, func.count()).where(_S.trajectory_id.in_(some))
-                for key, count in connection.execute(counts.group_by(_S.trajectory_id)):
-                    found.get(key, {})["scores"] = count
-                if openings:
-                    starts = select(_C.trajectory_id, func.min(_C.started_at).label("at"))
-                    start = starts.where(_C.trajectory_id.in_(some)).group_by(_C.trajectory_id).subquery()
-                    same = and_(_C.trajectory_id == start.c.trajectory_id, _C.started_at == start.c.at)
-                    query = select(_C.trajectory_id, _C.prompt).join(start, same).order_by(_C.id.desc())
-                    first.update((key, prompt) for key, prompt in connection.execute(query))
-            for key, words in _openings(connection, first).items():
+            for *values, reward in rows_in(connection, select(*columns, _reward()), _T.id, ids):
+                one = dict(zip(names, values, strict=True)) | {"reward": reward}
+                found[one["id"]] = one | {"tags": tuple(one["tags"])}
+            by_policy = select(_C.trajectory_id, _C.policy, *sums.values()).group_by(_C.trajectory_id, _C.policy)
+            # One row per policy: their sums are added up here, and the policies are listed.
+            for key, policy, *numbers in rows_in(connection, by_policy.order_by(_C.policy), _C.trajectory_id, ids):
+                values = found.get(key, {})
+                for name, number in zip(sums, numbers, strict=True):
+                    values[name] = values.get(name, 0) + int(number or 0)
+                values["policies"] = (*values.get("policies", ()), policy or "upstream")
+            counts = select(_S.trajectory_id, func.count()).group_by(_S.trajectory_id)
+            for key, count in rows_in(connection, counts, _S.trajectory_id, ids):
+                found.get(key, {})["scores"] = count
+            for key, words in _openings(connection, ids).items() if openings else ():
                 found.get(key, {})["opening"] = words
         return [Summary(**found[key]) for key in ids if key in found]
+
+    def answered_by_both(self, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
+        """Return how many prompts the policies `a` and `b` both answered, and the newest answers of both to some.
+
+        At most `limit` pairs are returned, newest first; `None` stands for upstream. Two prompts are the same if they
+        have the same messages and tools. They then have the same id, which is a hash over all messages.
+        """
+        one, other = _newest(a), _newest(b)
+        both = and_(one.c.prompt == other.c.prompt, one.c.tools.is_not_distinct_from(other.c.tools))
+        with self._database.read() as connection:
+            count = connection.scalar(select(func.count()).select_from(one.join(other, both))) or 0
+            query = select(one.c.id, other.c.id).select_from(one.join(other, both))
+            keys = [tuple(row) for row in connection.execute(query.order_by(one.c.id.desc()).limit(limit))]
+            wanted = [key for pair in keys for key in pair]
+            homes = connection.scalars(select(_C.trajectory_id).where(_C.id.in_(wanted)).distinct()).all()
+            calls = {call.id: call for its in load_calls(connection, sorted(homes)).values() for call in its}
+        return count, tuple(Pair(calls[mine], calls[theirs]) for mine, theirs in keys)
 
 
 def _reward() -> ColumnElement[float | None]:
@@ -309,18 +306,20 @@ def _within(moment: ColumnElement[Any], filter: Filter) -> Iterable[ColumnElemen
         yield moment < filter.until
 
 
-def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
-    """Return the first words of the user in each prompt (given as its last node)."""
+def _openings(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Return the first words of the user in the first prompt of each of these trajectories."""
+    its = tables.calls.alias().c
+    start = select(func.min(its.started_at)).where(its.trajectory_id == _C.trajectory_id).scalar_subquery()
+    first = select(_C.trajectory_id, _C.prompt).where(_C.started_at == start).order_by(_C.id.desc())
+    prompts = {key: prompt for key, prompt in rows_in(connection, first, _C.trajectory_id, ids)}
     # A prompt is named by its last message, so all parents up to the first message are read before any body.
     nodes = tables.nodes.c
     above: dict[bytes, bytes] = {}
     # Level by level: one query for the parents of all prompts on the page, instead of one walk per prompt.
     wanted = set(prompts.values()) - {ROOT}
     while wanted:
-        found: dict[bytes, bytes] = {}
-        for some in some_of(sorted(wanted)):
-            rows = connection.execute(select(nodes.id, nodes.parent).where(nodes.id.in_(some)))
-            found.update((row.id, row.parent) for row in rows)
+        rows = rows_in(connection, select(nodes.id, nodes.parent), nodes.id, sorted(wanted))
+        found = {node: parent for node, parent in rows}
         above |= found
         wanted = set(found.values()) - above.keys() - {ROOT}  # shared beginnings are walked once
     paths: dict[str, list[bytes]] = {}
@@ -330,10 +329,9 @@ def _openings(connection: Any, prompts: dict[str, bytes]) -> dict[str, str]:
             path.append(node)
             node = above[node]
         paths[key] = path[::-1][:_OPENING]
-    bodies: dict[bytes, Any] = {}
-    for some in some_of(sorted({node for path in paths.values() for node in path})):
-        for row in connection.execute(select(nodes.id, nodes.body).where(nodes.id.in_(some))):
-            bodies[row.id] = json.loads(expand(row.body))
+    wanted = {node for path in paths.values() for node in path}
+    rows = rows_in(connection, select(nodes.id, nodes.body), nodes.id, sorted(wanted))
+    bodies = {node: json.loads(expand(body)) for node, body in rows}
     return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
 
 
@@ -346,31 +344,6 @@ def _first_words(messages: Sequence[Any]) -> str:
                 content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
             return " ".join(str(content or "").split())[:200]
     return ""
-
-
-class Pair(NamedTuple):
-    """Two calls with the same messages and tools: `a` was answered by one policy, `b` by the other."""
-
-    a: Call
-    b: Call
-
-
-def answered_by_both(database: Database, a: str | None, b: str | None, *, limit: int) -> tuple[int, tuple[Pair, ...]]:
-    """Return how many prompts the policies `a` and `b` both answered, and the newest answers of both to some of them.
-
-    At most `limit` pairs are returned, newest first; `None` stands for upstream. Two prompts are the same if they have
-    the same messages and tools. They then have the same id, which is a hash over all messages.
-    """
-    one, other = _newest(a), _newest(b)
-    both = and_(one.c.prompt == other.c.prompt, one.c.tools.is_not_distinct_from(other.c.tools))
-    with database.read() as connection:
-        count = connection.scalar(select(func.count()).select_from(one.join(other, both))) or 0
-        query = select(one.c.id, other.c.id).select_from(one.join(other, both))
-        keys = [tuple(row) for row in connection.execute(query.order_by(one.c.id.desc()).limit(limit))]
-        wanted = [key for pair in keys for key in pair]
-        homes = connection.scalars(select(_C.trajectory_id).where(_C.id.in_(wanted)).distinct()).all()
-        calls = {call.id: call for its in load_calls(connection, sorted(homes)).values() for call in its}
-    return count, tuple(Pair(calls[mine], calls[theirs]) for mine, theirs in keys)
 
 
 def _newest(policy: str | None) -> Subquery:

@@ -8,56 +8,134 @@ with no name if the champion failed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 
-from art_patch.store.backends.database import Database
-from art_patch.store.queries.loading import some_of
+from art_patch.store.backends.database import Part
+from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.types import ArmCall, ArmTraffic, Correction, Group, Score, Trajectory, TrajectoryInfo
 
 LIMIT = 20_000  # newest calls of a test: reading them takes about a second
 
+_GROUPS = 1_000
+
 # Scores in groups of these states are no evidence. While a judge works on a group, its scores are stored before the
 # defences have checked them (`formed`); scores of a quarantined group are not trusted.
 _UNDEFENDED = ("formed", "quarantined")
 
-_C, _H, _T = tables.calls, tables.choices, tables.trajectories
+_C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
 
 
-def arm_traffic(
-    database: Database,
-    *,
-    challenger: str,
-    champion: str,
-    state: Literal["shadow", "canary"],
-    since: float,
-    limit: int = LIMIT,
-) -> ArmTraffic:
-    """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
+class Evidence(Part):
+    """Queries for the calls and scores of a test, and for what users said about runs."""
 
-    Args:
-        challenger: name of the policy under test.
-        champion: name of the policy that serves.
-        state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
-            `canary` reads the app's own calls that either policy answered.
-        since: when the policy under test came into this state, seconds since the epoch.
-        limit: maximum number of calls, newest first: of both policies together in `canary`, of copies in `shadow`.
-    """
-    with database.read() as connection:
-        if state == "canary":
-            mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
-            query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine)
-            rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
-        else:
-            rows = _copies_and_copied(connection, challenger, since, limit)
-        # By their end: a call counts when its outcome is known.
-        calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
-        scores = _scores(connection, sorted({call.trajectory_id for call in calls}))
-        changes = _share_changes(connection, challenger, since) if state == "canary" else ()
-    return ArmTraffic(tuple(calls), scores, changes)
+    def arm_traffic(
+        self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float, limit: int = LIMIT
+    ) -> ArmTraffic:
+        """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
+
+        Args:
+            challenger: name of the policy under test.
+            champion: name of the policy that serves.
+            state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
+                `canary` reads the app's own calls that either policy answered.
+            since: when the policy under test came into this state, seconds since the epoch.
+            limit: maximum number of calls, newest first: of both policies together in `canary`, of copies in `shadow`.
+        """
+        with self._database.read() as connection:
+            if state == "canary":
+                mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
+                query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine)
+                rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
+            else:
+                rows = _copies_and_copied(connection, challenger, since, limit)
+            # By their end: a call counts when its outcome is known.
+            calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
+            undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
+            runs = sorted({call.trajectory_id for call in calls})
+            found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
+            changes = _share_changes(connection, challenger, since) if state == "canary" else ()
+        scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
+        return ArmTraffic(tuple(calls), tuple(scores), changes)
+
+    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
+        """Return the corrections of each of these trajectories, oldest first, without those that have none."""
+        with self._database.read() as connection:
+            return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
+
+    def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
+        """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
+
+        Trajectories in groups that are held out for the gate are left out.
+        """
+        c = tables.corrections.c
+        query = (
+            select(c.trajectory_id)
+            .join(_T, _T.c.id == c.trajectory_id)
+            .outerjoin(_G, _G.c.id == _T.c.group_id)  # a corrected run may be in no group
+            .where(c.at > since, or_(_G.c.held_out.is_(None), _G.c.held_out.is_(False)))
+            .group_by(c.trajectory_id)
+            .order_by(func.max(c.at).desc(), c.trajectory_id)  # a run may be corrected more than once
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return tuple(connection.scalars(query))
+
+    def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
+        """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
+
+        Those with the newest scores come first.
+        """
+        s = _S.c
+        query = (
+            select(s.trajectory_id)
+            .join(_T, _T.c.id == s.trajectory_id)
+            .where(s.source.in_(("user", "code")), s.at > since, _T.c.group_id.is_(None))
+            .group_by(s.trajectory_id)
+            .order_by(func.max(s.at).desc(), s.trajectory_id)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return tuple(connection.scalars(query))
+
+    def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
+        """Return the newest groups with user scores of these names, for a comparison with the judge's scores.
+
+        Their trajectories have the users' scores and the judge's. They have no calls, because the comparison needs
+        none.
+        """
+        t, s, g = _T.c, _S.c, _G.c
+        # The judge's score counts only in the group that the run is in now.
+        theirs = and_(s.source == "user", s.name.in_(names))
+        of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
+        spoken_of = select(t.group_id).join(_S, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
+        # Ids are uuid7, so the largest are the newest.
+        newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
+        scores = (
+            select(t.group_id, *tables.columns_of(_S, Score))
+            .join(_S, s.trajectory_id == t.id)
+            .where(or_(theirs, of_judge))
+            .order_by(t.id, s.at, s.id)
+        )
+        given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+        with self._database.read() as connection:
+            groups = connection.execute(newest.limit(limit)).all()
+            for group_id, *values in rows_in(connection, scores, t.group_id, [group.id for group in groups]):
+                score = Score(*values)
+                given[group_id][score.trajectory_id].append(score)
+        return tuple(
+            Group(
+                group.id,
+                group.scenario_key,
+                group.how,
+                tuple(Trajectory(TrajectoryInfo(key, 0.0), (), tuple(its)) for key, its in given[group.id].items()),
+                held_out=bool(group.held_out),
+            )
+            for group in groups
+        )
 
 
 def _calls() -> Select[*tuple[Any, ...]]:
@@ -72,12 +150,10 @@ def _calls() -> Select[*tuple[Any, ...]]:
 
 def _copies_and_copied(connection: Connection, challenger: str, since: float, limit: int) -> list[Row[Any]]:
     copies = _calls().where(_C.c.started_at >= since, _C.c.policy == challenger, _T.c.origin == "shadow")
-    rows = list(connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)))
+    rows = connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)).all()
     copied = sorted({row.shadow_of for row in rows if row.shadow_of is not None})
     # The original may have started before the test did, so it is looked up by id and not by time.
-    for some in some_of(copied):
-        rows += connection.execute(_calls().where(_C.c.id.in_(some)))
-    return rows
+    return [*rows, *rows_in(connection, _calls(), _C.c.id, copied)]
 
 
 def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
@@ -100,18 +176,6 @@ def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
     )
 
 
-def _scores(connection: Connection, trajectory_ids: Sequence[str]) -> tuple[Score, ...]:
-    table = tables.scores
-    its = tables.groups.c.id == table.c.group_id
-    undefended = exists().where(its, tables.groups.c.state.in_(_UNDEFENDED)).correlate(table)
-    found: list[Score] = []
-    for some in some_of(trajectory_ids):
-        query = select(*tables.columns_of(table, Score)).where(table.c.trajectory_id.in_(some), ~undefended)
-        query = query.order_by(table.c.at, table.c.id)
-        found += [Score(**dict(row)) for row in connection.execute(query).mappings()]
-    return tuple(found)
-
-
 def _share_changes(connection: Connection, challenger: str, since: float) -> tuple[float, ...]:
     table = tables.promotions
     # A move from canary to canary changes the share.
@@ -119,98 +183,3 @@ def _share_changes(connection: Connection, challenger: str, since: float) -> tup
         table.c.policy == challenger, table.c.from_state == "canary", table.c.to_state == "canary", table.c.at > since
     )
     return tuple(connection.scalars(changes.order_by(table.c.at)))
-
-
-_GROUPS = 1_000
-
-
-def corrections_of(database: Database, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-    """Return the corrections of each of these trajectories, oldest first. Those without corrections are left out."""
-    table = tables.corrections
-    found: dict[str, list[Correction]] = defaultdict(list)
-    with database.read() as connection:
-        for some in some_of(trajectory_ids):
-            query = select(*tables.columns_of(table, Correction)).where(table.c.trajectory_id.in_(some))
-            query = query.order_by(table.c.at, table.c.id)
-            for row in connection.execute(query).mappings():
-                values = cast("Mapping[str, Any]", row)
-                found[values["trajectory_id"]].append(Correction(**values))
-    return dict(found)
-
-
-def corrected(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
-
-    Trajectories in groups that are held out for the gate are left out.
-    """
-    c, t, g = tables.corrections.c, tables.trajectories.c, tables.groups.c
-    newest = func.max(c.at)  # a run may be corrected more than once
-    query = (
-        select(c.trajectory_id)
-        .join(tables.trajectories, t.id == c.trajectory_id)
-        .outerjoin(tables.groups, g.id == t.group_id)  # a corrected run may be in no group
-        .where(c.at > since, or_(g.held_out.is_(None), g.held_out.is_(False)))
-        .group_by(c.trajectory_id)
-        .order_by(newest.desc(), c.trajectory_id)
-        .limit(limit)
-    )
-    with database.read() as connection:
-        return tuple(connection.scalars(query))
-
-
-def rewarded_alone(database: Database, *, since: float, limit: int) -> tuple[str, ...]:
-    """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
-
-    Those with the newest scores come first.
-    """
-    s, t = tables.scores.c, tables.trajectories.c
-    query = (
-        select(s.trajectory_id)
-        .join(tables.trajectories, t.id == s.trajectory_id)
-        .where(s.source.in_(("user", "code")), s.at > since, t.group_id.is_(None))
-        .group_by(s.trajectory_id)
-        .order_by(func.max(s.at).desc(), s.trajectory_id)
-        .limit(limit)
-    )
-    with database.read() as connection:
-        return tuple(connection.scalars(query))
-
-
-def opinions(database: Database, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
-    """Return the newest groups with user scores of these names, for a comparison with the judge's scores.
-
-    Their trajectories have the users' scores and the judge's. They have no calls, because the comparison needs none.
-    """
-    t, s, g = tables.trajectories.c, tables.scores.c, tables.groups.c
-    # The judge's score counts only in the group that the run is in now.
-    theirs = and_(s.source == "user", s.name.in_(names))
-    of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
-    spoken_of = select(t.group_id).join(tables.scores, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
-    # Ids are uuid7, so the largest are the newest.
-    newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
-    with database.read() as connection:
-        groups = connection.execute(newest.limit(limit)).all()
-        given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
-        for some in some_of([group.id for group in groups]):
-            query = (
-                select(t.group_id.label("their_group"), *tables.columns_of(tables.scores, Score))
-                .join(tables.scores, s.trajectory_id == t.id)
-                .where(t.group_id.in_(some), or_(theirs, of_judge))
-                .order_by(t.id, s.at, s.id)
-            )
-            for row in connection.execute(query).mappings():
-                values = {str(name): value for name, value in row.items()}
-                group_id = values.pop("their_group")
-                given[group_id][values["trajectory_id"]].append(Score(**values))
-    return tuple(
-        Group(
-            id=group.id,
-            scenario_key=group.scenario_key,
-            how=group.how,
-            held_out=bool(group.held_out),
-            trajectories=tuple(
-                Trajectory(TrajectoryInfo(key, 0.0), (), tuple(scores)) for key, scores in given[group.id].items()
-            ),
-        )
-        for group in groups
-    )

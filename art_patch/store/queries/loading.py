@@ -1,4 +1,4 @@
-"""Turns rows back into `Call` records.
+"""Turns rows back into records, most of all into `Call`s.
 
 A call's row refers to the last message of its prompt and to the last block of its prompt ids. The others are found by
 following the parent of each row. A message or block that several calls share is read once.
@@ -15,9 +15,10 @@ from sqlalchemy import Column, Connection, SelectBase, Table, bindparam, select
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand, expand_ids, ids_of, parse, unpack_ids, unpack_logprobs
 from art_patch.trajectories import ROOT
-from art_patch.types import JSON, Call, Choice
+from art_patch.types import JSON, Call, Choice, Correction, Score, SpanInfo
 
 _T = TypeVar("_T")
+_Record = TypeVar("_Record", Score, SpanInfo, Correction)
 Row = tuple[Any, ...]
 
 _IN = 500  # SQLite allows 32,766 parameters, but a long statement keeps a reader open for long
@@ -61,10 +62,28 @@ _BLOCKS = _with_ancestors(
 _TOOLS = select(_blobs.c.id, _blobs.c.body).where(_blobs.c.id.in_(select(_calls.c.tools).where(_OURS)))
 
 
-def some_of(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yield `values` in parts that are short enough for the `IN` list of one SQL statement."""
-    for start in range(0, len(values), _IN):
-        yield values[start : start + _IN]
+def some_of(values: Sequence[_T], most: int = _IN) -> Iterator[Sequence[_T]]:
+    """Yield `values` in parts: by default, parts that are short enough for the `IN` list of one SQL statement."""
+    for start in range(0, len(values), most):
+        yield values[start : start + most]
+
+
+def rows_in(connection: Connection, query: Any, column: Any, values: Sequence[Any]) -> Iterator[Any]:
+    """Yield the rows of `query` whose `column` has one of the values; the query's order holds for equal values only."""
+    for some in some_of(values):
+        yield from connection.execute(query.where(column.in_(some)))
+
+
+def records_of(
+    connection: Connection, table: Table, record: type[_Record], order: str, ids: Sequence[str], *conditions: Any
+) -> defaultdict[str, list[_Record]]:
+    """Return the records that belong to each of these trajectories, sorted by the column `order`."""
+    query = select(*tables.columns_of(table, record)).where(*conditions).order_by(table.c[order], table.c.id)
+    found: dict[str, list[_Record]] = defaultdict(list)
+    for row in rows_in(connection, query, table.c.trajectory_id, ids):
+        one = record(*row)
+        found[one.trajectory_id].append(one)
+    return found
 
 
 def load_calls(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Call]]:

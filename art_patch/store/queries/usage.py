@@ -7,7 +7,6 @@ score has the reward `None`, and calls without token counts are counted separate
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -16,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
-from art_patch.store.backends.database import Database
-from art_patch.store.ledger.decisions import note
+from art_patch.store.backends.database import Part
+from art_patch.store.ledger.decisions import UPDATE_ENDED
 from art_patch.store.ledger.route import read_route
 from art_patch.store.schema import tables
 from art_patch.types import COPIES, RunValue, Served, Usage
@@ -36,26 +35,80 @@ class _Counted:
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
-def usage(database: Database, *, since: float, until: float) -> Usage:
-    """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
-    route = read_route(database.url)  # by a connection of its own, so not in the snapshot
-    with database.read() as connection:
-        served, fell_back = _calls(connection, since, until)
-        runs, mixed = _runs(connection, since, until)
-        judge_usd, unpriced = _judge(connection, since, until)
-        return Usage(
-            since=since,
-            until=until,
-            champion=route.champion,
-            mode=route.mode,
-            served=served,
-            fell_back=fell_back,
-            runs=runs,
-            mixed=mixed,
-            judge_usd=judge_usd,
-            judge_unpriced=unpriced,
-            engine_s=_engine_s(connection, since, until),
-            **_updates(connection, since, until),
+# State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about.
+_SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """Numbers of groups and of grouped runs.
+
+    A group that only holds the run whose copies are siblings in other groups is not counted as a group.
+
+    Attributes:
+        states: number of groups by state.
+        held_out: number of groups that are kept for the gate.
+        ways: number of groups by the way in which their siblings were found (`Group.how`).
+        sizes: number of groups by number of siblings.
+        runs: number of the app's own runs that are in a group, or whose copies are, by `Group.how`.
+        all_runs: number of all runs of the app, with or without a group.
+    """
+
+    states: Mapping[str, int]
+    held_out: int
+    ways: Mapping[str, int]
+    sizes: Mapping[int, int]
+    runs: Mapping[str, int]
+    all_runs: int
+
+
+class Reports(Part):
+    """Counts for `art-patch report` and `art-patch groups`."""
+
+    def usage(self, *, since: float, until: float) -> Usage:
+        """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
+        route = read_route(self._database.url)  # by a connection of its own, so not in the snapshot
+        with self._database.read() as connection:
+            served, fell_back = _calls(connection, since, until)
+            runs, mixed = _runs(connection, since, until)
+            judge_usd, unpriced = _judge(connection, since, until)
+            return Usage(
+                since=since,
+                until=until,
+                champion=route.champion,
+                mode=route.mode,
+                served=served,
+                fell_back=fell_back,
+                runs=runs,
+                mixed=mixed,
+                judge_usd=judge_usd,
+                judge_unpriced=unpriced,
+                engine_s=_engine_s(connection, since, until),
+                **_updates(connection, since, until),
+            )
+
+    def groups(self) -> GroupStats:
+        """Count the groups of the store by state, origin and size, and the runs that are in them."""
+        groups, own = tables.groups, _T.origin.not_in(COPIES)
+        query = (
+            select(groups.c.state, groups.c.how, groups.c.held_out, func.count(_T.id), func.count().filter(own))
+            .join_from(groups, tables.trajectories, _T.group_id == groups.c.id)
+            .group_by(groups.c.id, groups.c.state, groups.c.how, groups.c.held_out)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+            all_runs = connection.scalar(select(func.count()).select_from(tables.trajectories).where(own)) or 0
+        counted = [(state, how, held_out, size) for state, how, held_out, size, _ in rows if state not in _SOURCES]
+        in_groups: Counter[str] = Counter()
+        for state, how, _, _, own_runs in rows:
+            in_groups[_SOURCES.get(state, how)] += own_runs
+        return GroupStats(
+            states=Counter(state for state, _, _, _ in counted),
+            held_out=sum(held_out for _, _, held_out, _ in counted),
+            ways=Counter(how for _, how, _, _ in counted),
+            sizes=dict(sorted(Counter(size for _, _, _, size in counted).items())),
+            runs=+in_groups,
+            all_runs=all_runs,
         )
 
 
@@ -145,7 +198,7 @@ def _judge(connection: Connection, since: float, until: float) -> tuple[float, i
 def _updates(connection: Connection, since: float, until: float) -> dict[str, Any]:
     table = tables.policies.c
     trained = select(table.metrics).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
-    attempts = attempts_s(connection, since, until)
+    attempts = _attempts_s(connection, since, until)
     updates, untimed, update_s = 0, 0, 0.0
     for metrics in connection.scalars(trained):
         train: Mapping[str, Any] = metrics.get("train") or {}
@@ -184,86 +237,11 @@ def _engine_s(connection: Connection, since: float, until: float) -> float | Non
     return total if total is None or up_since is None else total + (until - max(up_since, since))
 
 
-_ACTION = "update ended"
-
-
-def note_attempt(
-    database: Database, job: str, *, policy: str, took_s: float, why: str, who: str, now: float | None = None
-) -> None:
-    """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost.
-
-    Args:
-        job: fingerprint of the training job.
-        policy: name that the policy would have got.
-        took_s: how long the update ran.
-        why: class of the error that ended the update.
-    """
-    detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
-    with database.write(durable=True) as connection:
-        note(connection, who, _ACTION, detail, time.time() if now is None else now)
-
-
-def attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
+def _attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
     """Return, by the job's fingerprint, how many seconds updates ran that ended in this period without a policy."""
     table = tables.audit.c
-    query = select(table.detail).where(table.action == _ACTION, table.at >= since, table.at < until)
+    query = select(table.detail).where(table.action == UPDATE_ENDED, table.at >= since, table.at < until)
     found: Counter[str] = Counter()
     for detail in connection.scalars(query):
         found[detail["job"]] += detail["took_s"]
     return found
-
-
-# State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about.
-SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStats:
-    """Numbers of groups and of grouped runs.
-
-    A group that only holds the run whose copies are siblings in other groups is not counted as a group.
-
-    Attributes:
-        states: number of groups by state.
-        held_out: number of groups that are kept for the gate.
-        ways: number of groups by the way in which their siblings were found (`Group.how`).
-        sizes: number of groups by number of siblings.
-        runs: number of the app's own runs that are in a group, or whose copies are, by `Group.how`.
-        all_runs: number of all runs of the app, with or without a group.
-    """
-
-    states: Mapping[str, int]
-    held_out: int
-    ways: Mapping[str, int]
-    sizes: Mapping[int, int]
-    runs: Mapping[str, int]
-    all_runs: int
-
-
-def group_stats(database: Database) -> GroupStats:
-    """Count the groups of a store by state, origin and size, and the runs that are in them."""
-    groups, runs = tables.groups, tables.trajectories
-    own = runs.c.origin.not_in(COPIES)
-    query = (
-        select(groups.c.state, groups.c.how, groups.c.held_out, func.count(runs.c.id), func.count().filter(own))
-        .join_from(groups, runs, runs.c.group_id == groups.c.id)
-        .group_by(groups.c.id, groups.c.state, groups.c.how, groups.c.held_out)
-    )
-    with database.read() as connection:
-        rows = connection.execute(query).all()
-        all_runs = connection.scalar(select(func.count()).select_from(runs).where(own)) or 0
-    states: Counter[str] = Counter()
-    ways: Counter[str] = Counter()
-    sizes: Counter[int] = Counter()
-    in_groups: Counter[str] = Counter()
-    held = 0
-    for state, how, held_out, size, own_runs in rows:
-        in_groups[SOURCES.get(state, how)] += own_runs
-        if state not in SOURCES:
-            states[state] += 1
-            ways[how] += 1
-            sizes[size] += 1
-            held += held_out
-    return GroupStats(
-        dict(states), held, dict(ways), dict(sorted(sizes.items())), {k: n for k, n in in_groups.items() if n}, all_runs
-    )
