@@ -37,7 +37,13 @@ _ROWS = 500  # spans, scores or corrections
 _TRAJECTORIES = 50
 _MANY_BLOBS = 500  # then tools are collected in between, so that the row `collecting` stays small
 
-_WAITING = ("formed", "scored")
+# States of a group that waits for training.
+WAITING = ("formed", "scored")
+
+# All tables that name a trajectory. A new one must be added here; where its rows may be many, to the first ones.
+_MANY = (tables.spans, tables.scores, tables.corrections)
+_NOTES = (tables.export_members, tables.sent, tables.trained_rows)
+NAMING = (tables.calls, *_MANY, *_NOTES)
 
 _T, _C, _CHOICES = tables.trajectories, tables.calls, tables.choices
 
@@ -52,17 +58,14 @@ _SOME_CALLS = (
 _ANSWERS = select(_CHOICES.c.answer).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
-_DELETE_NOTES = [
-    delete(table).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES))
-    for table in (tables.export_members, tables.sent, tables.trained_rows)
-]
+_DELETE_NOTES = [delete(table).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES)) for table in _NOTES]
 _GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
 _DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_SOME = {
-    name: delete(table).where(
+    table.name: delete(table).where(
         table.c.id.in_(select(table.c.id).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES)).limit(_ROWS))
     )
-    for name, table in (("spans", tables.spans), ("scores", tables.scores), ("corrections", tables.corrections))
+    for table in _MANY
 }
 
 
@@ -167,7 +170,7 @@ def _settle(connection: Connection, groups: Collection[str], reason: str, counts
     members = select(func.count()).where(_T.c.group_id == g.c.id).scalar_subquery()
     rows = connection.execute(select(g.c.id, g.c.scenario_key, g.c.state, members).where(g.c.id.in_(groups))).all()
     empty = [key for key, _, _, count in rows if count == 0]
-    dead = [key for key, _, state, count in rows if count == 1 and state in _WAITING]
+    dead = [key for key, _, state, count in rows if count == 1 and state in WAITING]
     if dead:
         values = {"state": "dead", "reason": reason, "claimed_by": None, "claimed_until": None}
         connection.execute(update(g).where(g.c.id.in_(dead)).values(values))
@@ -179,4 +182,4 @@ def _settle(connection: Connection, groups: Collection[str], reason: str, counts
         unused = ~exists().where(g.c.scenario_key == scenarios.c.key)
         keys = {scenario for key, scenario, _, _ in rows if key in empty}
         connection.execute(delete(scenarios).where(scenarios.c.key.in_(keys), unused))
-    return {key for key, _, state, count in rows if count < 2 and state in _WAITING}
+    return {key for key, _, state, count in rows if count < 2 and state in WAITING}

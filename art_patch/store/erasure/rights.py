@@ -22,17 +22,16 @@ from sqlalchemy import ColumnElement, Connection, Text, and_, cast, func, or_, s
 
 from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.errors import ConfigError
-from art_patch.store.backends.database import Database
-from art_patch.store.erasure.deletion import Deletion, Progress
+from art_patch.store.backends.database import Part
+from art_patch.store.erasure.deletion import NAMING, WAITING, Deletion, Progress
 from art_patch.store.ledger.decisions import note
 from art_patch.store.maintain import scrub
-from art_patch.store.queries.loading import some_of
+from art_patch.store.queries.loading import rows_in, some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
 from art_patch.types import COPIES
 
 _LISTED = 5_000  # ids held at once by retention
-_WAITING = ("formed", "scored")
 
 _T, _C = tables.trajectories, tables.calls
 
@@ -50,12 +49,8 @@ class Pruned:
     dry_run: bool = False
 
 
-class Rights:
+class Rights(Part):
     """Erases a person's data, and deletes old trajectories."""
-
-    def __init__(self, database: Database) -> None:
-        """Delete through `database`."""
-        self._database = database
 
     def erase(
         self,
@@ -281,46 +276,28 @@ def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
 
 def _replays(connection: Connection, ids: list[str]) -> list[str]:
     """Return the trajectories that the job made by repeating these."""
-    found: list[str] = []
-    for some in some_of(ids):
-        # Ids of repetitions are derived from the original's, so they are looked up instead of searched for. Few runs
-        # offer to be repeated; the others cost no look-up.
-        query = select(_T.c.id).where(_T.c.id.in_(some), cast(_T.c.metadata, Text).contains('"replay"'))
-        again = [replay_id(key, number) for key in connection.scalars(query) for number in range(1, MOST_REPLAYS + 1)]
-        for part in some_of(again):
-            found += connection.scalars(select(_T.c.id).where(_T.c.id.in_(part)))
-    return found
+    # Ids of repetitions are derived from the original's, so they are looked up instead of searched for. Few runs offer
+    # to be repeated; the others cost no look-up.
+    offering = select(_T.c.id).where(cast(_T.c.metadata, Text).contains('"replay"'))
+    originals = rows_in(connection, offering, _T.c.id, ids)
+    again = [replay_id(key, number) for (key,) in originals for number in range(1, MOST_REPLAYS + 1)]
+    return [key for (key,) in rows_in(connection, select(_T.c.id), _T.c.id, again)]
 
 
 def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
     """Return those of the deleted trajectories that other rows refer to again, because an app wrote meanwhile."""
     found: set[str] = set()
-    # All tables that name a trajectory. A new one must be added here and in `deletion.py`.
-    for some in some_of(list(trajectories)):
-        for table in (
-            _C,
-            tables.spans,
-            tables.scores,
-            tables.corrections,
-            tables.export_members,
-            tables.sent,
-            tables.trained_rows,
-        ):
-            found.update(connection.scalars(select(table.c.trajectory_id).where(table.c.trajectory_id.in_(some))))
+    for table in NAMING:
+        its = table.c.trajectory_id
+        found.update(key for (key,) in rows_in(connection, select(its), its, list(trajectories)))
     return sorted(found)
 
 
 def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool]]) -> dict[str, int]:
     """Return the numbers of calls, scores, spans and corrections whose trajectory id meets the condition `these`."""
-    counted = (
-        ("calls", _C),
-        ("scores", tables.scores),
-        ("spans", tables.spans),
-        ("corrections", tables.corrections),
-    )
     return {
-        name: connection.scalar(select(func.count()).select_from(table).where(these(table.c.trajectory_id))) or 0
-        for name, table in counted
+        table.name: connection.scalar(select(func.count()).select_from(table).where(these(table.c.trajectory_id))) or 0
+        for table in (_C, tables.scores, tables.spans, tables.corrections)
     }
 
 
@@ -339,23 +316,20 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
         exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
     dead: set[str] = set()
     claimed: set[str] = set()
-    judgements, judged = tables.judgements.c.group_id, 0
-    for some in some_of(sorted(groups)):
-        trained.update(connection.scalars(select(trainings.c.policy).where(trainings.c.group_id.in_(some))))
-        left: Counter[str] = Counter()
-        for group, member in connection.execute(select(_T.c.group_id, _T.c.id).where(_T.c.group_id.in_(some))):
-            left[group] += member not in goes
-        empty = [group for group in some if not left[group]]
-        judged += (
-            connection.scalar(select(func.count()).select_from(tables.judgements).where(judgements.in_(empty))) or 0
-        )
-        for row in connection.execute(select(g).where(g.c.id.in_(some))):
-            if row.policy is not None:
-                trained.add(row.policy)
-            if row.claimed_until is not None and row.claimed_until > now:
-                claimed.add(row.id)
-            if left[row.id] < 2 and row.state in _WAITING:
-                dead.add(row.id)
+    ours, judgement = sorted(groups), tables.judgements.c
+    trained.update(key for (key,) in rows_in(connection, select(trainings.c.policy), trainings.c.group_id, ours))
+    left: Counter[str] = Counter()
+    for group, member in rows_in(connection, select(_T.c.group_id, _T.c.id), _T.c.group_id, ours):
+        left[group] += member not in goes
+    empty = [group for group in ours if not left[group]]
+    judged = len(list(rows_in(connection, select(judgement.id), judgement.group_id, empty)))
+    for row in rows_in(connection, select(g), g.c.id, ours):
+        if row.policy is not None:
+            trained.add(row.policy)
+        if row.claimed_until is not None and row.claimed_until > now:
+            claimed.add(row.id)
+        if left[row.id] < 2 and row.state in WAITING:
+            dead.add(row.id)
     return Erasure(
         trajectories=len(ids),
         **dict[str, Any](found),
@@ -373,8 +347,8 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
 
 def _exports(connection: Connection, ids: Collection[str]) -> Iterator[HeldBy]:
     table = tables.exports
-    for row in connection.execute(select(table).where(table.c.id.in_(ids)).order_by(table.c.at)):
-        yield HeldBy(row.id, row.path, row.format, row.at, row.who)
+    query = select(*tables.columns_of(table, HeldBy)).where(table.c.id.in_(ids)).order_by(table.c.at)
+    return (HeldBy(*row) for row in connection.execute(query))
 
 
 def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught]:
