@@ -66,10 +66,9 @@ Whose = tuple[str | None, str | None]
 
 
 class Statements:
-    """The INSERT and UPDATE statements for one SQL dialect and one project, compiled to text for the driver."""
+    """The INSERT and UPDATE statements for a connection's SQL dialect and project, compiled to text for the driver."""
 
     def __init__(self, connection: Connection) -> None:
-        """Write the statements for the project that `connection` writes for."""
         self._sqlite = connection.dialect.name == "sqlite"
         kind: Any = type(connection.dialect)
         self._dialect: Any = kind(paramstyle="qmark" if self._sqlite else "format")

@@ -41,7 +41,6 @@ class Writer:
     """Writes batches of records. It is not thread-safe: a process has one writer thread."""
 
     def __init__(self, database: Database) -> None:
-        """Write through `database`."""
         self._database = database
         self._generation = database.generation
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -88,12 +87,11 @@ class Writer:
                     whole, batch = self._batch(records)
                 self._collected = collected
             self._insert(connection, batch)
-        records = whole
         # Only after the commit: what was rolled back must be written next time.
         self._seen.update(batch.new)
         while len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
-        for record in records:
+        for record in whole:
             if isinstance(record, TrajectoryInfo):
                 self._announced[record.id] = _merged(record, self._announced.get(record.id))
         while len(self._announced) > _SEEN_TRAJECTORIES:
@@ -136,8 +134,7 @@ class Writer:
             key = record.trajectory_id
             if not (key in here or key in found or key in self._announced):
                 # The upsert never replaces a value by `None`, so this harms nothing if the trajectory is there.
-                nothing_known = TrajectoryInfo(key, record.started_at)
-                found[key] = self._lost.get(key, nothing_known)
+                found[key] = self._lost.get(key, TrajectoryInfo(key, record.started_at))
         return tuple(found.values())
 
 

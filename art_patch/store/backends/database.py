@@ -50,10 +50,14 @@ class Database(ABC):
         stale: whether the open connections are unusable, so that the next write opens new ones.
     """
 
-    def __init__(self, url: str, project: str | None) -> None:
-        """Keep the URL and the project; subclasses connect."""
+    def __init__(
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+    ) -> None:
+        # Subclasses connect. Arguments and errors are those of `store._open_database`.
         self.url = url
         self.project = project
+        self._binds = create
+        self._trouble = trouble
         self.name = without_password(url)
         self.generation = 0
         self.stale = False
@@ -129,8 +133,12 @@ class Database(ABC):
         file of that name belongs to the new one.
         """
 
-    def _bind(self, connection: Connection, *, binds: bool) -> None:
-        """Check that the store belongs to this project. With `binds`, a store without a project becomes this one's.
+    def _tell(self, place: str, what: str) -> None:
+        if self._trouble is not None:
+            self._trouble(place, StoreError(what))
+
+    def _bind(self, connection: Connection) -> None:
+        """Check that the store belongs to this project. If it may be made, a store without one becomes this one's.
 
         Raises:
             WrongProject: if it belongs to another project.
@@ -139,7 +147,7 @@ class Database(ABC):
             return
         ours = tables.projects.c.id == self.scope["project_id"]
         found = select(tables.projects.c.name).where(ours)
-        if (owner := connection.scalar(found)) is None and binds:
+        if (owner := connection.scalar(found)) is None and self._binds:
             # Two machines may do this at once. On PostgreSQL the second one waits here for the first one's commit.
             # Then its condition no longer holds, and it reads the other's name below.
             nobodys = update(tables.projects).where(ours, tables.projects.c.name.is_(None))

@@ -42,14 +42,12 @@ _Inode = tuple[int, int]
 
 
 class StoreFiles:
-    """The database file at one path, its lock file, and the `-wal` and `-shm` files that SQLite keeps beside it."""
+    """The database file at one path, its lock file, and the `-wal` and `-shm` files that SQLite keeps beside it.
+
+    The directory and the lock file are made at once; a `StoreError` says that the directory cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make the directory and the lock file.
-
-        Raises:
-            StoreError: if the directory cannot be written.
-        """
         self.path = path
         self._lock_path = f"{path}.lock"
         self._opened: dict[str, _Inode | None] = {}
@@ -124,8 +122,7 @@ class StoreFiles:
     @property
     def replaced(self) -> bool:
         """Whether the file that the connections have open was deleted from the path or replaced by another file."""
-        opened = self._opened.get("")
-        return opened is not None and opened != _inode_at(self.path)
+        return self._opened.get("") is not None and not self.same
 
     def forget(self) -> None:
         """Remove the `-wal` and `-shm` of the open database file, after that file was deleted or replaced."""

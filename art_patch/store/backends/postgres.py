@@ -71,11 +71,8 @@ class PostgresDatabase(Database):
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        # Arguments and errors are those of `store._open_database`.
-        super().__init__(url, project)
-        self._binds = create
+        super().__init__(url, create=create, project=project, trouble=trouble)
         self._parameters = _DEFAULTS | postgres_parameters(url)
-        self._trouble = trouble
         self._lock = threading.RLock()
         self._connect()
         try:
@@ -119,11 +116,7 @@ class PostgresDatabase(Database):
             yield connection
 
     def renew(self) -> None:
-        """Connect again if a connection was lost, and make the tables again if they are gone.
-
-        Raises:
-            StoreError: if the server cannot be reached. The next call of `renew` or `write` tries again.
-        """
+        """Connect again if a connection was lost, and make the tables again if they are gone."""
         if not self.stale:
             return
         with self._lock, in_database():
@@ -131,7 +124,7 @@ class PostgresDatabase(Database):
                 return
             self._engine.dispose()
             if self._open():
-                self._tell(f"store {self.name}: the tables were gone, and were made anew")
+                self._tell("store.gone", f"store {self.name}: the tables were gone, and were made anew")
             self.generation += 1
             self.stale = False
 
@@ -224,7 +217,7 @@ class PostgresDatabase(Database):
         """Check the tables, and make or migrate them; return whether there were none."""
         with self.errors(), self._engine.connect() as connection, connection.begin():
             if self._look(connection) == tables.HEAD:
-                self._bind(connection, binds=self._binds)
+                self._bind(connection)
                 return False
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
             revision = self._look(connection)  # another process may have migrated while we waited for the lock
@@ -232,7 +225,7 @@ class PostgresDatabase(Database):
                 raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
             if revision != tables.HEAD:
                 upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
-            self._bind(connection, binds=self._binds)
+            self._bind(connection)
             return revision is None
 
     def _look(self, connection: Connection) -> str | None:
@@ -242,10 +235,6 @@ class PostgresDatabase(Database):
         if encoding != "UTF8":
             raise StoreError(f"store {self.name} is encoded as {encoding}; CREATE DATABASE ... ENCODING 'UTF8'")
         return revision_of(connection, set(found), f"store {self.name} (schema {schema})")
-
-    def _tell(self, what: str) -> None:
-        if self._trouble is not None:
-            self._trouble("store.gone", StoreError(what))
 
 
 class _Text(StrDumperUnknown):

@@ -34,12 +34,7 @@ from art_patch.store.schema.codec import parse
 
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # Errors that a connection may return for ever, although the file is fine again.
-_STICKY = _BROKEN | {
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PROTOCOL,
-}
+_STICKY = _BROKEN | {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL}
 
 
 class SqliteDatabase(Database):
@@ -48,13 +43,10 @@ class SqliteDatabase(Database):
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        """Open and migrate the file; arguments and errors are those of `store._open_database`."""
-        super().__init__(url, project)
+        super().__init__(url, create=create, project=project, trouble=trouble)
         self.path = sqlite_path(url)
         if not create and not bytes_of(self.path):  # an empty file was just made by a busy or dead process
             raise self._missing()
-        self._binds = create
-        self._trouble = trouble
         self._strikes = 0
         self._files = StoreFiles(self.path)
         self._connect()
@@ -81,9 +73,7 @@ class SqliteDatabase(Database):
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
         """Return a write transaction. It is always exclusive, because SQLite allows one writer at a time.
 
-        Raises:
-            StoreError: if SQLite reports an error, or the file was replaced during the transaction. After a
-                replacement the rows are missing from the file that the path names now.
+        If the file is replaced meanwhile, it raises `StoreError`: the rows are missing from the file at the path.
         """
         with self._files.locked(), in_database():
             self.renew()
@@ -106,11 +96,7 @@ class SqliteDatabase(Database):
             self._files.remember()
 
     def renew(self) -> None:
-        """Open the file at the path again if it was deleted or replaced, or if an error made the connections unusable.
-
-        Raises:
-            StoreError: if the file cannot be opened. The next call of `renew` or `write` tries again.
-        """
+        """Open the file at the path again if it was deleted or replaced, or if an error broke the connections."""
         if self._files.same and not self.stale:
             return
         with self._files.locked(), in_database():
@@ -208,10 +194,6 @@ class SqliteDatabase(Database):
     def _may_set_aside(self) -> bool:
         return self._trouble is not None and self._files.may_be_set_aside
 
-    def _tell(self, place: str, what: str) -> None:
-        if self._trouble is not None:
-            self._trouble(place, StoreError(what))
-
     def _suspect(self, error: StoreError) -> None:
         code = _code(error)
         self.stale = self.stale or code in _STICKY
@@ -231,7 +213,7 @@ class SqliteDatabase(Database):
         with self._calls.begin() as connection:
             if revision != tables.HEAD:
                 upgrade(connection, revision, str(self.path))
-            self._bind(connection, binds=self._binds)
+            self._bind(connection)
 
 
 def _engine(url: str, path: Path, synchronous: str) -> Engine:
