@@ -156,7 +156,7 @@ def deleted(store: Store) -> None:
 @damage
 def all_deleted(store: Store) -> None:
     for path in store.path.parent.glob("store.db*"):
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @damage
