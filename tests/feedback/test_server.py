@@ -23,7 +23,7 @@ from art_patch.feedback.app import MAX_BODY
 from art_patch.feedback.links import Link, secret_of, url_of
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
-from art_patch.store.ledger.transfers import Transfers
+from art_patch.store.queries.read import Reader
 from art_patch.store.write import Writer
 from art_patch.types import Score, TrajectoryInfo
 
@@ -221,7 +221,7 @@ def test_a_store_that_cannot_be_written_is_said_plainly(desk: Desk, monkeypatch:
         raise StoreError("disk full at /secret/path")
 
     monkeypatch.setattr(Writer, "write", refuses)
-    monkeypatch.setattr(Transfers, "known", refuses)
+    monkeypatch.setattr(Reader, "known", refuses)
     status, _, text = desk.click(desk.link(), value="1")
     assert (status, "try again" in text, "secret" in text) == (503, True, False)
 

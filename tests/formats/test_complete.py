@@ -143,7 +143,7 @@ def test_a_store_comes_back_equal(suffix: str, given_bundles: tuple[Bundle, ...]
             assert store.verify() == []
             store.close()
         assert read[0] == read[1]
-        assert len(read[0][0]) == len(ids)
+        assert len(read[0]) == len(ids)
 
 
 def test_what_is_not_exact_is_not_trainable():
