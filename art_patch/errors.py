@@ -26,8 +26,6 @@ The number is the exit code of the command line. It exits with 0 on success, whi
 Every message says what to do next.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

@@ -3,8 +3,6 @@
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

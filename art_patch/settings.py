@@ -5,8 +5,6 @@ marked with `Option`) and its entry in the reference documentation are generated
 below it. The first sentence of that text is the help text of the option.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

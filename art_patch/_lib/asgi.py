@@ -5,8 +5,6 @@ must notice that the caller has disconnected. And if an answer breaks off in the
 answer, not a complete one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine

@@ -6,8 +6,6 @@ created for them is private, too; an existing one keeps its mode. If something c
 `OSError`, the others a `ConfigError`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress

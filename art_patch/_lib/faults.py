@@ -4,8 +4,6 @@ Under pytest a bug is raised after it was counted, because otherwise tests could
 (the store is locked, the disk is full) are counted and logged in the same way and never raised, not even under pytest.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -15,8 +15,6 @@ To open a store, hundreds of modules are imported and tables are created or migr
 machine. `got_on` and `steps` measure that progress for all code that waits for it with a deadline.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -5,8 +5,6 @@ the `import openai` before it a hundred thousand or more; to visit those takes l
 pause, the collector runs later, when the app creates objects, as it would without art_patch.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Generator

@@ -12,8 +12,6 @@ group, to which all processes that the command starts belong. The whole group is
 SIGTERM is passed on to the command, which then finishes its running work and ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@
 itself would raise the signal again after that, and the caller's clean-up would not run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

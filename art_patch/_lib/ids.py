@@ -3,8 +3,6 @@
 Ids sort by time, so rows written together are neighbours in a database index.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b, sha256
 from typing import Any, cast
 

@@ -4,8 +4,6 @@ Reading a key never blocks, and only regular files are read, because apps read a
 the store. A file that cannot be read, is empty or can be read by other users raises a `ConfigError`.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -4,8 +4,6 @@ So importing a folder costs almost nothing: `art_patch.patch()` does not load SQ
 not load torch.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module

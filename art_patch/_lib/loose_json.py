@@ -1,7 +1,5 @@
 """Reads values from JSON that other programs wrote; a value of an unexpected type counts as missing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 The class is in this folder so that configuration classes can use it without importing Typer.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 
 

@@ -8,8 +8,6 @@ the process before or after art_patch is imported.
 its `get(timeout=...)` waits forever if a signal interrupts it at the moment its time is over.
 """
 
-from __future__ import annotations
-
 import _thread
 import sys
 import threading

@@ -8,8 +8,6 @@ Children: a `Child` leads its own session and process group, and its standard in
 process holds. When this process ends, for whatever reason, the child reads the end of its input and can end itself.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

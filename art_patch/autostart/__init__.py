@@ -9,8 +9,6 @@ Python ignores `PYTHONPATH` with the options `-E` and `-I`, and `sitecustomize` 
 with one of them is not patched.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

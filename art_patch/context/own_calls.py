@@ -6,8 +6,6 @@ call inside the passage, the call is recorded here; if none does, the call is on
 call that the SDK sends is outside of every passage, so `record_call` refuses it, and no call is recorded twice.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress

@@ -10,8 +10,6 @@ arguments are not noted is never repeated. A repetition is not itself offered fo
 replayed raises `ConfigError` where it is decorated. No call of the function ever fails because of this module.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -9,8 +9,6 @@ opened around the `yield`. Without the decorator, a `with trajectory()` block ar
 consumer's code; decorate the generator in place of the block.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence

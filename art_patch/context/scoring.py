@@ -4,8 +4,6 @@ A mistake of the caller (a value that is not finite, an empty answer, no run to 
 with or without `patch()`, so that the app's first test shows it and not a missing reward months later.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -11,8 +11,6 @@ Outside of every block, starting a thread costs one extra look at the context. A
 thread from starting: the fault is counted, and the thread runs without surroundings.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The shared command line of the examples: options and last output line of each `train.py` and `evaluate.py`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -6,8 +6,6 @@ parser; only the judge's opinion is replaced. Like an LLM judge, the rule reads 
 prompt.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import threading

@@ -4,8 +4,6 @@ Each child ends when the demo ends: it is stopped at the end of its `with` block
 the kernel sends the child SIGTERM.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

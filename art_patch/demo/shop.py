@@ -14,8 +14,6 @@ or wrong.
 - A wrong tool call gets an answer and raises no error, because agents make wrong calls.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Checks for `art-patch doctor` of the serving side: the mode, the champion, its engine and LoRA, and the clock."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The checks get the function `installed`, which returns the version of a package,
 simulate other machines.
 """
 
-from __future__ import annotations
-
 import difflib
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Runs all checks of `art-patch doctor`, in the order of its report."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """The record of one check of `art-patch doctor`, which is shown as one line of its report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

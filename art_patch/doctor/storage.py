@@ -1,7 +1,5 @@
 """Checks for `art-patch doctor` of the store: SQLite file or PostgreSQL server, schema, and free space on the disks."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -5,8 +5,6 @@ An app may append `&value=1`, which preselects an answer on the page. The value 
 confirms it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -5,8 +5,6 @@ Case and underscores in column names are ignored: `traceId`, `trace_id` and `Tra
 malformed, the error names its number, and no row is imported. Only the two API classes use a network.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

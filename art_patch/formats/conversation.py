@@ -8,8 +8,6 @@ conversation ends with the correction, and only the correction is to be learned:
 from the wrong answer, and its earlier answers may have caused it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

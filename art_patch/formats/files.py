@@ -5,8 +5,6 @@ Only one page of rows is in memory at a time. A file holds users' data, so it is
 means stdout for writing and stdin for reading.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

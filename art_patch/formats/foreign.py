@@ -6,8 +6,6 @@
 - Unknown columns of a row are kept in the trajectory's metadata.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@
 completion), `preference` and `grpo`. Every function raises `Unusable` with the reason if it can make no row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any

@@ -11,8 +11,6 @@ proven to be worse than the champion by at most `max_worse`.
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from art_patch.gate.collapse import collapse_findings, failed_runs
 from art_patch.gate.paired_test import (
     CollapseConfig,

@@ -11,8 +11,6 @@ long answers win. These checks compare the answers of candidate and champion the
   learns the right answer becomes more certain.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

@@ -23,8 +23,6 @@ the differences are symmetric around zero whatever the scores look like. The tes
 negative results in the documentation names other bounds that did not keep their level.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict

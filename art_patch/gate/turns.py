@@ -15,8 +15,6 @@ out. The default of `name` is the line's number. `temperature`, `max_tokens`, `m
 traffic. These scores decide about the suite only, not about the comparison on traffic.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -4,8 +4,6 @@ A run succeeded if nothing in it failed and its reward is at least `success_at`.
 whatever its reward. A run that neither failed nor has a reward is left out of the success rate.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

@@ -6,8 +6,6 @@ A GPU is charged for the time in which an engine was announced to the apps, busy
 time that it ran, even if it made no policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

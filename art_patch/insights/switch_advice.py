@@ -9,8 +9,6 @@ Only runs in which one policy, or upstream, answered all calls are compared. Run
 separately, never counted as zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ changes nothing, and `status().degraded` says so. It also names what fails in pr
 SDK of an unknown version.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -6,8 +6,6 @@ neither torch nor transformers, because the trainer, both engines and the comman
 `ModelNotFound` when the directory is not a usable checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -12,8 +12,6 @@ without texts of users, trajectories, names of people and the reasons that peopl
 licence only if the user gave one.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -7,8 +7,6 @@ symbolic link, opens plain files only, and hashes the same bytes that it returns
 `AdapterRejected` that names the file and the remedy.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

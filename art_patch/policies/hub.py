@@ -6,8 +6,6 @@ Nothing is sent before `Hub.open_repository` is called. `HF_ENDPOINT` sets the a
 `HF_TOKEN` or from `hf auth login`. Every error of the hub or of the connection is raised as a `HubError`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Generator, Sequence

@@ -13,8 +13,6 @@ layers, with the wrong scaling or not at all, its numbers differ, and it reports
 Importing this module loads neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -6,8 +6,6 @@ and scores of a test into paired comparisons. `sequential` decides whether the p
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from art_patch.promotion.evidence import evidence_of
 from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
 from art_patch.promotion.transitions import (

@@ -21,8 +21,6 @@ The policy under test, a canary or a shadow, is named `challenger` in the code.
   original, if the champion answered that.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

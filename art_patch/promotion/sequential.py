@@ -38,8 +38,6 @@ observed variance are left out.
 promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs the proxy: patches this process, serves until it is told to stop, and writes the queued records."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

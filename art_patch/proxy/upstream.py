@@ -6,8 +6,6 @@ process add nothing to it: no key, organisation, retry, user agent or cookie. Th
 one, which `patching` makes from the parsed body.
 """
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy

@@ -5,8 +5,6 @@ of chat completions. The functions are pure. They never raise because of the tex
 that cannot be read is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

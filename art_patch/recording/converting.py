@@ -6,8 +6,6 @@ that cannot be read is left out, and `untrainable` of the call says what is miss
 this module's objects.
 """
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from collections.abc import Callable

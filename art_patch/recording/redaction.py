@@ -9,8 +9,6 @@ hold the interpreter's lock for a second, and it would fill the store::
 stays valid. A call that `without_media` or `Redactor` has changed can be read and judged, but not trained on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ tools, references) are kept under the key `items` of that message. A reference t
 (`previous_response_id`, `conversation`, `prompt`) is kept among the parameters; the data itself is not recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any

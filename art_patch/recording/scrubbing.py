@@ -4,8 +4,6 @@ Error texts are always scrubbed. Texts of users and models are scrubbed only wit
 in linear time: a search holds the interpreter's lock, so a text that makes a pattern slow would stop the whole app.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache, partial
 from string import ascii_letters, digits

@@ -11,8 +11,6 @@ spans of these calls have the id of `span()` in the attribute `art.span.id`. Tex
 variable OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

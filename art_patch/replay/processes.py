@@ -5,8 +5,6 @@ line. A process that exceeds the time limit is killed together with all processe
 Several threads may use one pool.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

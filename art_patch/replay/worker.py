@@ -9,8 +9,6 @@ any code. So a module or script is executed only if its source marks the functio
 it lies inside the working directory. Only marked functions are called.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -8,8 +8,6 @@ computes the reward by a rule of `criteria`. Importing this folder does not impo
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
 from art_patch.rewards.combine import (
     COMBINED,

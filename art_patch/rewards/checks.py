@@ -14,8 +14,6 @@ check and a hash of the function's source. So a check that runs again replaces i
 changed adds new scores, which count as the newest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -9,8 +9,6 @@ A trajectory may have several scores with the same name and source. The newest o
 is the one that comes later in the trajectory's `scores`. A score that is not a finite number is ignored.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence

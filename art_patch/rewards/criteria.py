@@ -13,8 +13,6 @@ Scores that the rule does not use are stored and shown, but do not change the re
   scores, and returns for each sibling, in order, a finite number or `None`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

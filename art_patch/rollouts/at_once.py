@@ -5,8 +5,6 @@ rollout had made. If more than `max_exceptions` raise, the last exception is rai
 the caller is cancelled, the rollouts that still run are cancelled and their end is awaited.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence

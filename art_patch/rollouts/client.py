@@ -12,8 +12,6 @@ longest. A request that extends none, or that offers other tools, starts a new h
 sub-agents and shortened histories stay apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Decorators for rollouts: `retry` and `limit_concurrency`. This module imports only the standard library."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -5,8 +5,6 @@ The statistical unit is the scenario: runs of one scenario are not independent, 
 paired by scenario; its 95 % lower bound is computed as in the gate (`art_patch.gate.lower_bound`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ The history file, in the project's directory, gets one JSON line for each call o
 several lines. The names of metrics begin with their split: `val/reward`, `train/reward`, `train/loss`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -5,8 +5,6 @@ name a file or a Kubernetes Secret with the settings and keys. Exit codes that a
 candidate, cause no mail and no failed unit. The texts use no lock, because `retrain` takes the cycle's lock itself.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -6,8 +6,6 @@ commas separate several of them. Months and weekdays may be English names of thr
 Times are in the time zone of the machine that starts the job. In Kubernetes this is the controller's, usually UTC.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

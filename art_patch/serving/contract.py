@@ -32,8 +32,6 @@ policy. Requests from web pages are refused: an unknown `Host` on loopback or an
 JSON content type with 415.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

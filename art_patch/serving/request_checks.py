@@ -6,8 +6,6 @@ other parameter with 400, and the patched app sends the call to its provider. To
 caller a different answer than it asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -4,8 +4,6 @@ Vacuum, backup and truncation are for SQLite stores (`backends/files.py`). A Pos
 these.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

@@ -5,8 +5,6 @@ with JSON already as text. Rows go directly to the database's driver: SQLAlchemy
 the dialect, because its own `executemany` processes every value of every row, which takes as long as SQLite itself.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b

@@ -11,8 +11,6 @@ CRC-32 of the JSON text that follows. This module imports no SQLAlchemy, because
 the app's first call has ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -6,8 +6,6 @@ After that it writes a message again when a call needs it, and the row of a traj
 to it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Sequence

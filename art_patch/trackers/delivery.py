@@ -4,8 +4,6 @@ After the tracker has received a page, its items are noted in the store's table 
 and changed items; after an interruption it sends at most one page again, under the same ids.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

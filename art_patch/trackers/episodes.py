@@ -4,8 +4,6 @@ An `Episode` is a run of the agent with its reward: a row in the table of runs, 
 table of tools. A `TrainingStep` is one policy with all metrics that the job recorded of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

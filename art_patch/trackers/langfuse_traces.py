@@ -4,8 +4,6 @@ Spans are made by `otlp` and sent to Langfuse's OpenTelemetry endpoint. That end
 sent by Langfuse's own client. If an item is sent again under the same id, Langfuse replaces the earlier one.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Sequence

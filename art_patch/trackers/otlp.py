@@ -7,8 +7,6 @@ The spans and log records are sent by OpenTelemetry's own client, which reads it
 (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_TIMEOUT`, ...).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ both tools show the later value. Each tracker's package is imported when the tra
 not install the other.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Formats the numbers of `art-patch status` as Prometheus text, version 0.0.4, without any text of users. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args

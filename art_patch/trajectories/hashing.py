@@ -5,8 +5,6 @@ JSON. So if one conversation continues another, their common messages have the s
 message once. The recorder finds a call's trajectory alike, with a hash of fewer fields (`recording.converting`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b

@@ -5,8 +5,6 @@ call with the most messages: an agent sends its whole history with each call, so
 question to its end. Other conversations in the run, such as those of a sub-agent or a classifier, are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from art_patch.trajectories.hashing import canonical

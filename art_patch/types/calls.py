@@ -1,7 +1,5 @@
 """Records that the recorder's writer thread makes from the app's calls: `Call`, its `Choice`s, and `AppReport`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -14,8 +14,6 @@ policy is champion, and at most one is under test on the app's traffic, in state
 `canary` to `canary` sets another share of the sessions. Every change is recorded with its author, time and reason.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Records that the store makes from stored calls: traffic of a shadow or canary test, and the numbers of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -6,8 +6,6 @@ copies nothing else of the app's client: no key, no header, no query. If the poo
 the provider (a proxy, credentials, headers, cookies, a hook that signs), the engine client gets a pool of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import threading

@@ -4,8 +4,6 @@ The translation is an allow-list: each field, input item and part is checked, an
 upstream unchanged. Therefore a field that a later version of the API adds is never silently dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 

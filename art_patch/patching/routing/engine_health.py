@@ -6,8 +6,6 @@ that, one call does, as a probe. If the probe succeeds, the breaker closes. If i
 the outcome of the probe is never reported, another call becomes the probe after `probe_lease_s`.
 """
 
-from __future__ import annotations
-
 import http.client
 from collections import deque
 from urllib.parse import urlsplit

@@ -7,8 +7,6 @@ processes compute the same hash, and the next canary gets a different selection 
 kept in this process only: for a run that continues in another process, the hash decides again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, cast

@@ -3,8 +3,6 @@
 This happens once for each change of the route, not in each call.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

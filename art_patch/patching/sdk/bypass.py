@@ -12,8 +12,6 @@ SDK. Calls that an integration records (`context.own_calls`) are not counted in 
 are counted, because they cannot be routed.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import sys

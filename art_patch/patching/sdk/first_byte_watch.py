@@ -6,8 +6,6 @@ down the socket of a late one; the blocked reader then finds the connection clos
 this, because an event loop has timers.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

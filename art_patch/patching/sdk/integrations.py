@@ -3,8 +3,6 @@
 An integration is an entry point of the group `art_patch.integrations`. Its name is the name of the framework's module.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

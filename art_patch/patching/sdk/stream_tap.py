@@ -9,8 +9,6 @@ If the engine's stream breaks in the middle, the app gets the SDK's own `APIConn
 upstream then: the app has received half of an answer, and the rest of another model's answer would not continue it.
 """
 
-from __future__ import annotations
-
 import _thread
 import inspect
 import sys

@@ -6,8 +6,6 @@ completions. A request of another surface is translated into one if the translat
 upstream.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Callable, Mapping

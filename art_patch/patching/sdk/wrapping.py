@@ -23,8 +23,6 @@ The wrappers call `RoutedCall` in this order::
                           failed                         the end
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -8,8 +8,6 @@ too many of them, it is not asked about the groups at all. Scores of planted ans
 never returned.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence

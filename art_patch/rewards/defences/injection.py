@@ -5,8 +5,6 @@ This is the last of several defences, and a narrow one: phrases that it does not
 bounded time.
 """
 
-from __future__ import annotations
-
 import base64
 import codecs
 import html

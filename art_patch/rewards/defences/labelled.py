@@ -12,8 +12,6 @@ The judge is asked about each group four times: twice in one order (self-consist
 injection).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -14,8 +14,6 @@ Trajectories contain text of users, tools and policies, and some of it will addr
 `read_prompt` is the inverse of `write_prompt`. The demo's stand-in judge and the tests read prompts with it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -13,8 +13,6 @@
   its budget, is continued by the next.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

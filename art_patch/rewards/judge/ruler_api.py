@@ -14,8 +14,6 @@ These functions differ from ART's in four ways:
 To judge many groups at once, use `Judge`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -6,8 +6,6 @@ only a Markdown code fence is accepted. An error message is one plain sentence, 
 second try.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

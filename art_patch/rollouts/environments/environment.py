@@ -13,8 +13,6 @@
 An environment plays one episode at a time, and is then reused for the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -13,8 +13,6 @@ The reward of an episode is the sum of the rewards of its steps. Its metrics are
 those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

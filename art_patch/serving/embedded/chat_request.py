@@ -5,8 +5,6 @@ sends the call to its provider. The one exception is `strict` in a tool's defini
 does, so the arguments of a tool call may not follow the schema.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The scheduler's thread owns the bank and calls it only between two forward passe
 reach the bank: every module that they name exists and every shape fits.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, Protocol
 

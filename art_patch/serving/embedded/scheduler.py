@@ -10,8 +10,6 @@ request fails. If `max_waiting` requests wait already, a further one is refused 
 call to its provider.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from bisect import insort

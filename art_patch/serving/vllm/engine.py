@@ -4,8 +4,6 @@ A policy is served once every replica that takes requests has loaded it and has 
 training. A replica that is being restarted takes no requests until it has loaded every policy again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -5,8 +5,6 @@ a virtual environment of its own and runs as a separate process; this module imp
 builds the environment; `ART_PATCH_VLLM_PYTHON` names the interpreter of another one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

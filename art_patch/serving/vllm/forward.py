@@ -5,8 +5,6 @@ caller gets 503. If the replica fails after the first byte, the server closes th
 the response, so that no client takes a partial answer for a complete one.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence

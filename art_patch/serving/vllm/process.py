@@ -6,8 +6,6 @@ Every process of a vLLM inherits an environment variable that names the art-patc
 server in the same directory uses that variable to find processes whose server has ended, and kills them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -12,8 +12,6 @@ The standard library's `sqlite3` is used here instead of SQLAlchemy. SQLite allo
 transaction, and SQLAlchemy's connections are always in one. Without SQLAlchemy this module is also fast to import.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

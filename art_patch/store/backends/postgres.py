@@ -13,8 +13,6 @@ Characters that PostgreSQL cannot store are replaced by their Python escapes: NU
 `\ud800`. NaN and the infinities become null in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Generator, Mapping

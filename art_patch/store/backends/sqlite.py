@@ -10,8 +10,6 @@ too, the app's recorder renames it and begins a new file, because no operator is
 a file: they only report that it is corrupt.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager

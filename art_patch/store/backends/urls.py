@@ -4,8 +4,6 @@ A PostgreSQL URL may hold a password. No message of this module shows it, and ca
 `without_password` before they show it.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote

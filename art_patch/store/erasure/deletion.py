@@ -6,8 +6,6 @@ in the same transaction. So the store is consistent after each transaction, and 
 completed by running it again.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence

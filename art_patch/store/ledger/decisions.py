@@ -10,8 +10,6 @@ again. After `MOST_TRIES` rejected candidates a group becomes `stale`, and with 
 `trainings` records which policy was trained on which group.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -10,8 +10,6 @@ ours and locks the row until the transaction ends. So an owner that lost the lea
 nothing afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass

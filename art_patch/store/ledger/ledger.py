@@ -4,8 +4,6 @@ A write that changes policies, the route or the mode excludes every other such w
 there is no such lock: a worker claims the groups that it scores, so several machines can score at the same time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager

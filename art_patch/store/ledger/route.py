@@ -5,8 +5,6 @@ before the first request. Reading it from a PostgreSQL server may be slow. So th
 over the connections of its open store, or over a short connection of its own while no store is open.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

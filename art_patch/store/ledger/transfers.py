@@ -5,8 +5,6 @@ killed in between leaves a record without a file, but never a file without a rec
 records tell which files hold the user's data; the files themselves are only listed, not deleted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ requested with the last entry of the page before it (`after`), not with a number
 read, and new trajectories do not shift the pages.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ the policy that failed. `Call.fallback` tells which one it was: it begins with t
 with no name if the champion failed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -4,8 +4,6 @@ A call's row refers to the last message of its prompt and to the last block of i
 following the parent of each row. A message or block that several calls share is read once.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast

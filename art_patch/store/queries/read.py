@@ -1,7 +1,5 @@
 """Reads trajectories and groups from the store, for the job and the command line, in short read transactions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ Every row names the project and the agent that it belongs to. Rows of shared con
 name only the project. The project is part of every key, so two projects can use the same names, ids and content hashes.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -7,8 +7,6 @@ store that was frozen at revision 0001 and compares it with a new one. A column 
 `server_default`, because older writers leave it out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sqlalchemy import Connection
