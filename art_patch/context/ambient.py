@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from opentelemetry import context as otel
 from opentelemetry import trace
-from opentelemetry.context.context import Context
 
 from art_patch.types import Score, SpanInfo, TrajectoryInfo
 
@@ -75,7 +74,7 @@ class Identity:
     span_id: str | None = None
     group_key: str | None = None
     suppressed: bool = False
-    otel_context: Context | None = field(default=None, compare=False, repr=False)
+    otel_context: otel.Context | None = field(default=None, compare=False, repr=False)
 
 
 _NOTHING = Ambient()
@@ -131,7 +130,7 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
 
 
 # The contexts from before and after `enter`, which `leave` needs.
-Entered: TypeAlias = tuple[Context, Context]
+Entered: TypeAlias = tuple[otel.Context, otel.Context]
 
 
 def enter(now: Ambient) -> Entered:
@@ -159,7 +158,7 @@ def leave(entered: Entered) -> None:
         otel.attach(otel.set_value(_KEY, ambient_of(before), current))
 
 
-def ambient_of(context: Context) -> Ambient:
+def ambient_of(context: otel.Context) -> Ambient:
     """Return the surroundings that an OpenTelemetry context holds; empty ones if it holds none."""
     found = context.get(_KEY)
     return found if isinstance(found, Ambient) else _NOTHING
@@ -171,14 +170,14 @@ def to_carry() -> Ambient | None:
     return None if here is _NOTHING else here
 
 
-def put_on(here: Ambient | None) -> Context:
+def put_on(here: Ambient | None) -> otel.Context:
     """Make `here` the surroundings of this thread (`None`: no surroundings). Return the context to restore later."""
     before = otel.get_current()
     otel.attach(otel.set_value(_KEY, here, before))
     return before
 
 
-def lasting() -> Context:
+def lasting() -> otel.Context:
     """Return a copy of the current context that keeps its trajectory, span and group after their blocks have ended."""
     current = otel.get_current()
     here = ambient_of(current)

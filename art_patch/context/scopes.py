@@ -18,7 +18,6 @@ from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from opentelemetry import context as otel
-from opentelemetry.context.context import Context
 
 from art_patch._lib.ids import new_id
 from art_patch.context import ambient
@@ -180,7 +179,7 @@ def suppress() -> Scope[None]:
 class _Stage:
     """Puts a context in force that was captured elsewhere, and keeps what the block makes of it for the next block."""
 
-    def __init__(self, inside: Context) -> None:
+    def __init__(self, inside: otel.Context) -> None:
         self._inside = inside
 
     def __enter__(self) -> None:

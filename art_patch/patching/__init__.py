@@ -10,8 +10,6 @@ once a minute; under pytest they are raised.
 """
 
 # pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily

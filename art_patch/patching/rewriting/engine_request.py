@@ -52,7 +52,7 @@ def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], 
         "headers": _kept_headers(options.headers),
         # The SDK's defaults (2 retries, 600 s) would let an engine that hangs block a caller for half an hour.
         "max_retries": 0,
-        "timeout": _timeout(read_s, min(target.connect_timeout_s, read_s)),
+        "timeout": timeout_of(read_s, min(target.connect_timeout_s, read_s)),
     }
     if "extra_json" in fields:
         fields["extra_json"] = None
@@ -83,23 +83,23 @@ def _kept_headers(headers: Any) -> Any:
 
 def patience_s(options: Any, client: Any, limit_s: float) -> float:
     """Return the seconds to wait for the next bytes: `limit_s`, or the app's own timeout if that is shorter."""
-    own = client.timeout if isinstance(options.timeout, _not_given()) else options.timeout
+    own = client.timeout if isinstance(options.timeout, sdk().NotGiven) else options.timeout
     read = getattr(own, "read", own)
     return min(limit_s, read) if isinstance(read, int | float) else limit_s
 
 
 @lru_cache(maxsize=1)
-def _not_given() -> Any:
-    from openai import NotGiven  # an import in each call costs 4 us
+def sdk() -> Any:
+    """Return the module `openai`, which is not imported before the first call; an import in each call costs 4 us."""
+    import openai
 
-    return NotGiven
+    return openai
 
 
 @lru_cache(maxsize=64)
-def _timeout(read: float, connect: float) -> Any:
-    from openai import Timeout
-
-    return Timeout(read, connect=connect)
+def timeout_of(read_s: float, connect_s: float) -> Any:
+    """Return the SDK's timeout with these seconds."""
+    return sdk().Timeout(read_s, connect=connect_s)
 
 
 # Base URL and key of an engine.
@@ -168,19 +168,15 @@ def _event_loop() -> Any:
 
 
 def _make_pool(address: Address, is_async: bool) -> Any:
-    from openai._base_client import AsyncHttpxClientWrapper, SyncHttpxClientWrapper
-    from openai._constants import DEFAULT_CONNECTION_LIMITS
-
-    wrapper: Any = AsyncHttpxClientWrapper if is_async else SyncHttpxClientWrapper
+    base = sdk()._base_client
+    wrapper = base.AsyncHttpxClientWrapper if is_async else base.SyncHttpxClientWrapper
     # Loading certificates costs 20 ms, in the first call of the app. Plain HTTP needs none.
     tls = str(address[0]).startswith("https")
-    return wrapper(base_url=address[0], trust_env=False, limits=DEFAULT_CONNECTION_LIMITS, verify=tls)
+    return wrapper(base_url=address[0], trust_env=False, limits=sdk()._constants.DEFAULT_CONNECTION_LIMITS, verify=tls)
 
 
 def _make_engine_client(pool: Any, address: Address, is_async: bool) -> Any:
-    import openai
-
-    kind: Any = openai.AsyncOpenAI if is_async else openai.OpenAI
+    kind = sdk().AsyncOpenAI if is_async else sdk().OpenAI
     engine_client = kind(api_key=address[1], base_url=address[0], http_client=pool, max_retries=0)
     for name in _FROM_ENVIRONMENT:
         if hasattr(engine_client, name):
@@ -206,9 +202,7 @@ class _Staying:
 
 @lru_cache(maxsize=1)
 def _redirects_per_request() -> bool:
-    from openai._models import FinalRequestOptions
-
-    return "follow_redirects" in FinalRequestOptions.__annotations__
+    return "follow_redirects" in sdk()._models.FinalRequestOptions.__annotations__
 
 
 def _is_for_provider_only(pool: Any) -> bool:

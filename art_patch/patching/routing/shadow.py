@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from art_patch._lib.faults import faults
 from art_patch._lib.ids import new_id
 from art_patch.context import suppress
-from art_patch.patching.rewriting.engine_request import engine_client
+from art_patch.patching.rewriting.engine_request import engine_client, sdk, timeout_of
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter
 from art_patch.patching.routing.target import Target
 from art_patch.recording import Exchange, Recorder
@@ -131,8 +131,6 @@ class Shadow:
         exchange = Exchange(self._runtime.recorder, call.requested_model, its)
         exchange.api, exchange.policy, exchange.shadow_of = call.api, policy, call.id
         exchange.request = json.dumps(body).encode()
-        from openai import OpenAIError
-
         try:
             # Else the patch would record, and route, this call of its own.
             with suppress():
@@ -140,7 +138,7 @@ class Shadow:
             exchange.saw(answer)
             n = body.get("n") or 1
             ResponseRewriter(policy, requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)
-        except (OpenAIError, InvalidAnswer) as error:
+        except (sdk().OpenAIError, InvalidAnswer) as error:
             self.failed += 1
             self._runtime.engine_failed(challenger=challenger)
             exchange.finish("failed", f"{type(error).__name__}: {error}")
@@ -150,12 +148,10 @@ class Shadow:
             exchange.finish("complete")
 
     def _post(self, body: dict[str, Any], target: Target) -> bytes:
-        import openai
-
         address = (target.base_url, target.api_key)
         if self._client is None or self._client[0] != address:
             self._client = (address, engine_client(target))
-        timeout = openai.Timeout(target.timeout_s, connect=target.connect_timeout_s)
+        timeout = timeout_of(target.timeout_s, target.connect_timeout_s)
         options = {"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}}
         raw: Any = self._client[1].post("/chat/completions", body=body, cast_to=object, options=options)
         return raw.content
