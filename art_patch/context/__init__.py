@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.context.ambient import Identity, identify
-    from art_patch.context.own_calls import Passage, is_passing, passing
+    from art_patch.context.ambient import Identity, Passage, identify, passage_around, passing
     from art_patch.context.replaying import note_no_more, offered, replayable
     from art_patch.context.scopes import bind, group, span, suppress, trajectory
     from art_patch.context.scoring import CAPTURED, correct, current_trajectory, reward, score
@@ -25,11 +24,10 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "ambient": "Identity identify",
+            "ambient": "Identity Passage identify passage_around passing",
             "replaying": "note_no_more offered replayable",
             "scopes": "bind group span suppress trajectory",
             "scoring": "CAPTURED correct current_trajectory reward score",
             "threads": "carry_threads_off carry_threads_on",
-            "own_calls": "Passage is_passing passing",
         },
     )

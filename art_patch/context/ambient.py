@@ -15,7 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -285,3 +287,40 @@ def forget(span_id: int) -> None:
     """Forget a registered OpenTelemetry span that has ended."""
     with _lock:
         _spans.pop(span_id, None)
+
+
+class Passage:
+    """A call that a library is sending without the OpenAI SDK, with an HTTP client of its own.
+
+    The patch notices such a call but cannot read it: `patching.sdk.bypass` only surrounds the sending function with a
+    passage. If an integration reports the call inside the passage, `integration.record_call` records it. The passage is
+    `open` while the call is being sent. A task that was started inside inherits the passage and may send other calls
+    after its end, so an ended passage counts for nothing.
+    """
+
+    __slots__ = ("open", "recorded")
+
+    def __init__(self) -> None:
+        self.recorded = self.open = False  # recorded: by an integration
+
+
+_PASSAGE: ContextVar[Passage | None] = ContextVar("art_patch_passage", default=None)
+
+
+@contextmanager
+def passing(passage: Passage) -> Generator[None]:
+    """Open the passage while the block runs, which sends a call."""
+    token = _PASSAGE.set(passage)
+    passage.open = True
+    try:
+        yield
+    finally:
+        passage.open = False
+        with suppress(ValueError):  # the garbage collector may close a coroutine in another context
+            _PASSAGE.reset(token)
+
+
+def passage_around() -> Passage | None:
+    """Return the open passage around the running code: a function that sends a call without the OpenAI SDK."""
+    passage = _PASSAGE.get()
+    return passage if passage is not None and passage.open else None

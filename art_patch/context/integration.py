@@ -6,8 +6,9 @@
 
 `with trajectory()` must surround the agent's code. A framework's callback cannot do that: it is only told, in some task
 or thread, that a node or tool began, and later that it ended. So the integration keeps a `Run` object; each step names
-its parent step, and `inside()` makes the SDK's calls inside its block belong to a step. `record_call` records the calls
-of libraries that bypass the OpenAI SDK. README.md in `integrations/` has an integration in 40 lines.
+its parent step, and `inside()` makes the SDK's calls inside its block belong to a step. `record_call` records calls of
+libraries that bypass the OpenAI SDK, which are never routed. README.md in `integrations/` has an integration in 40
+lines.
 
 - If the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the framework's run becomes part of
   that trajectory, and its steps become children of the span that is active. If not, the run is a new trajectory.
@@ -21,6 +22,7 @@ of libraries that bypass the OpenAI SDK. README.md in `integrations/` has an int
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,9 +33,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 from art_patch._lib.faults import faults, is_fault
 from art_patch._lib.ids import new_id
 from art_patch.context import ambient
-from art_patch.context.own_calls import OwnCall, record_call
-from art_patch.recording import described, emit
-from art_patch.types import JSON, REPLAY, Score, SpanInfo, SpanKind, TrajectoryInfo
+from art_patch.recording import Exchange, begin_exchange, described, emit
+from art_patch.types import JSON, REPLAY, Api, Score, SpanInfo, SpanKind, TrajectoryInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -224,6 +225,48 @@ class Inside:
         self.leave()
 
 
+class OwnCall:
+    """A call that an integration records. Only the first `end()` counts."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def end(self, answer: str | bytes | None = None, *, error: BaseException | str | None = None) -> None:
+        """Report the answer, or why there is none. The call is then queued for the store.
+
+        Args:
+            answer: the complete answer as OpenAI's JSON, assembled by the integration if it was streamed; `None` if the
+                app stopped reading it or the call failed.
+            error: the exception or message of a call that failed.
+        """
+        if answer is not None and not self._exchange.is_finished:
+            self._exchange.saw(answer.encode() if isinstance(answer, str) else answer)
+        ended = "failed" if error is not None else "closed" if answer is None else "complete"
+        self._exchange.finish(ended, described(error))
+
+
+def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None:
+    """Begin the record of a call that a library is about to send without the OpenAI SDK.
+
+    An integration calls this in the task or thread that sends the call, before the call is sent. `body` is the request
+    as OpenAI's JSON. The result is `None` if the running code sends no such call, or if the call is not to be recorded
+    (mode `off`, `suppress()`, the app's `match`).
+    """
+    passage = ambient.passage_around()
+    # Outside of a passage the patch sees the call itself, and it would be recorded twice.
+    if passage is None or (who := ambient.identify(call=True)).suppressed:
+        return None
+    exchange = begin_exchange(body, who.trajectory, who.span_id, who.group_key, who.otel_context)
+    if exchange is None:
+        return None
+    exchange.api = api
+    exchange.request = json.dumps(body, default=repr).encode()
+    passage.recorded = True
+    return OwnCall(exchange)
+
+
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Decorate a callback so that its exceptions never reach the app.
 
@@ -269,6 +312,3 @@ def _plain(value: object, depth: int = 0) -> Any:
         return _plain(str(value))
     except Exception:
         return type(value).__name__
-
-
-__all__ = ["Inside", "OwnCall", "Run", "Step", "guarded", "record_call"]

@@ -21,9 +21,8 @@ from art_patch._lib.faults import faults, logger
 from art_patch._lib.forking import late_import
 from art_patch.patching.rewriting.engine_request import EngineClients
 from art_patch.patching.routing.engine_health import Breaker, is_alive
-from art_patch.patching.routing.pins import Pins
 from art_patch.patching.routing.shadow import Shadow
-from art_patch.patching.routing.target import Target, resolve
+from art_patch.patching.routing.target import Pins, Target, resolve
 from art_patch.patching.sdk.surfaces import compile_match
 from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from art_patch.context import own_calls, span, suppress, trajectory
+from art_patch.context import ambient, span, suppress, trajectory
 from art_patch.context.integration import record_call
 from art_patch.recording import Recorder, set_recorder
 from art_patch.settings import Settings
@@ -15,9 +15,9 @@ ANSWER = '{"choices": [{"index": 0, "message": {"role": "assistant", "content": 
 
 
 def test_a_call_is_recorded_once(seen):
-    passage = own_calls.Passage()
+    passage = ambient.Passage()
     with trajectory("app") as app, span("turn") as turn:
-        with own_calls.passing(passage):
+        with ambient.passing(passage):
             call = record_call(ASK)
     assert call is not None and passage.recorded
     call.end(ANSWER)
@@ -33,7 +33,7 @@ def test_a_call_is_recorded_once(seen):
     ("error", "status"), [(ValueError("token=abc"), "error"), (None, "abandoned")], ids=["failed", "given up"]
 )
 def test_calls_without_an_answer(seen, error, status):
-    with own_calls.passing(own_calls.Passage()):
+    with ambient.passing(ambient.Passage()):
         call = record_call(ASK)
     call.end(error=error)
     (found,) = seen.of(Call)
@@ -42,8 +42,8 @@ def test_calls_without_an_answer(seen, error, status):
 
 def test_what_is_none_of_ours(seen):
     assert record_call(ASK) is None  # the patch sees it
-    passage = own_calls.Passage()
-    with own_calls.passing(passage):
+    passage = ambient.Passage()
+    with ambient.passing(passage):
         with suppress():
             assert record_call(ASK) is None
         recorder = Recorder(Settings(), open_sink=lambda: seen)

@@ -79,8 +79,7 @@ def test_a_larger_share_keeps_who_was_in_it_and_another_canary_gets_others(bench
 
 CHOICES = """
 from art_patch.context import Identity
-from art_patch.patching.routing.pins import Pins
-from art_patch.patching.routing.target import Target
+from art_patch.patching.routing.target import Pins, Target
 from art_patch.types import TrajectoryInfo
 
 pins = Pins()

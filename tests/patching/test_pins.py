@@ -70,15 +70,14 @@ def test_a_policy_that_is_no_longer_served_lets_its_runs_go(bench, client):
 
 def test_the_oldest_runs_are_forgotten_first(monkeypatch):
     from art_patch.context import Identity
-    from art_patch.patching.routing import pins as module
-    from art_patch.patching.routing.target import Target
+    from art_patch.patching.routing import target as module
 
     monkeypatch.setattr(module, "_KEPT", 20)
     pins = module.Pins()
     bodies = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(30)]
     for body in bodies:
-        pins.policy(Identity(), body, Target("route", "shop@1", "http://e/v1"))
+        pins.policy(Identity(), body, module.Target("route", "shop@1", "http://e/v1"))
     later = [{"messages": [*body["messages"], *GOES_ON["messages"][1:]]} for body in reversed(bodies)]
-    kept = [pins.policy(Identity(), body, Target("route", "shop@2", "http://e/v1"))[0] for body in later]
+    kept = [pins.policy(Identity(), body, module.Target("route", "shop@2", "http://e/v1"))[0] for body in later]
     assert kept[:18] == ["shop@1"] * 18
     assert kept[20:] == ["shop@2"] * 10

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from art_patch.context import own_calls
+from art_patch.context import ambient
 from art_patch.context.integration import record_call
 from art_patch.patching import status, unpatch, wrap
 from art_patch.patching.sdk.bypass import WATCHED, detector
@@ -21,7 +21,7 @@ def body(model: str) -> dict[str, object]:
 
 
 def recorded(model: str) -> bool:
-    with own_calls.passing(own_calls.Passage()):
+    with ambient.passing(ambient.Passage()):
         call = record_call(body(model))
     if call is not None:
         call.end(ANSWER)
@@ -98,7 +98,7 @@ def test_requests_that_litellm_sends_past_the_sdk_by_any_client(bench, monkeypat
     for seen in ("litellm.llms.openai.openai", "litellm.llms.azure.azure", "litellm.main"):
         assert sends(seen, Logging()) == [False]
     assert sends("litellm.llms.cohere.embed.handler", Logging("embedding")) == [False]
-    with own_calls.passing(own_calls.Passage()):  # counted by the function around it
+    with ambient.passing(ambient.Passage()):  # counted by the function around it
         assert sends("litellm.llms.custom_httpx.llm_http_handler", Logging()) == [True]
     assert status().bypasses == ({} if mode == "record" else {"litellm": 4})
     assert len(bench.sink.calls) == 5
@@ -114,7 +114,7 @@ def test_a_call_that_a_task_makes_after_the_one_in_which_it_began_is_another(ben
 
     async def run() -> bool:
         sent = asyncio.Event()
-        with own_calls.passing(own_calls.Passage()):
+        with ambient.passing(ambient.Passage()):
             task = asyncio.create_task(later(sent))
         sent.set()
         return await task

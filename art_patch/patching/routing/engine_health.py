@@ -11,7 +11,6 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
-from art_patch.patching.routing.target import Target
 
 
 class Breaker:
@@ -90,11 +89,6 @@ def is_alive(base_url: str) -> bool:
 _NOT_THE_ENGINE = frozenset({400, 413, 422})
 
 _UNREADABLE = "the SDK cannot read"
-
-
-def as_recorded(target: Target, reason: str) -> str:
-    """Return the reason as the call's record holds it; for the policy under test, with `NAME@STEP: ` in front."""
-    return f"{target.champion}: {reason}" if target.asks_challenger else reason
 
 
 def reason(error: Exception) -> str:

@@ -22,9 +22,8 @@ from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
-from art_patch.patching.routing.engine_health import as_recorded, is_about_the_engine, is_connect_timeout, reason
-from art_patch.patching.routing.pins import Key, sticky_key
-from art_patch.patching.routing.target import Target
+from art_patch.patching.routing.engine_health import is_about_the_engine, is_connect_timeout, reason
+from art_patch.patching.routing.target import Key, Target, sticky_key
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
@@ -128,7 +127,7 @@ class RoutedCall:
         if asked != target.champion:
             target = replace(target, champion=asked)
         if not self.runtime.allows(challenger=target.asks_challenger):
-            self.exchange.fallback = as_recorded(target, "the engine failed repeatedly and is left alone for a moment")
+            self.exchange.fallback = target.failed("the engine failed repeatedly and is left alone for a moment")
             return None
         self._attempts += 1
         self._attempt_began = time.monotonic()
@@ -152,7 +151,7 @@ class RoutedCall:
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
             challenger = attempt is not None and attempt.target.asks_challenger
-            self.exchange.fallback = reason(error) if attempt is None else as_recorded(attempt.target, reason(error))
+            self.exchange.fallback = reason(error) if attempt is None else attempt.target.failed(reason(error))
             is_404 = getattr(error, "status_code", None) == 404
             # The engine no longer serves the policy that this run is pinned to.
             if is_404 and self._run is not None:

@@ -1,13 +1,24 @@
-"""Computes the target (engine, policies, mode) of calls from the app's settings and the route in the store.
+"""Computes where calls may go (the target), and chooses the policy that answers a run of the agent.
 
-This happens once for each change of the route, not in each call.
+The target holds the engine, the policies and the mode. It is computed from the app's settings and the route in the
+store once for each change of the route, not in each call.
+
+A run is identified by its trajectory if the app names one; if not, by the opening messages of the conversation. All
+calls of a run go to the policy of its first call for as long as the engine serves that policy, which is for two more
+promotions: the run is pinned to it. While a canary is tested, a hash of session and canary assigns a share of new runs
+to the canary. All processes compute the same hash, and the next canary gets a different selection of sessions. The pins
+themselves are kept in this process only: for a run that continues in another process, the hash decides again.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 from art_patch._lib.key_files import engine_key
+from art_patch.context import Identity
 from art_patch.errors import ConfigError
+from art_patch.recording import in_share
 from art_patch.settings import Settings
 from art_patch.types import Mode, Route
 
@@ -70,6 +81,10 @@ class Target:
         """Whether a call with this target goes to the canary: `RoutedCall` makes a copy with the canary as champion."""
         return self.challenger is not None and self.champion == self.challenger
 
+    def failed(self, reason: str) -> str:
+        """Return why an attempt failed, for the call's record; for the policy under test after `NAME@STEP: `."""
+        return f"{self.champion}: {reason}" if self.asks_challenger else reason
+
 
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
     """Return the target, and the error if the engine's key file is unusable; that target then asks no policy."""
@@ -98,3 +113,104 @@ def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | Non
         unknown=BAD_KEY if refused and mode == "route" else None,
     )
     return target, refused
+
+
+# More pins than these are not kept.
+_KEPT = 10_000
+
+Key = str | int
+
+
+def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
+    """Return the key that identifies the call's run of the agent, and whether the call begins a new run."""
+    if identity.trajectory is not None:
+        return identity.trajectory.id, False
+    messages: Any = body.get("messages")
+    opening: list[str] = []
+    for message in cast(list[Any], messages) if isinstance(messages, list) else ():
+        fields = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
+        if fields.get("role") == "assistant":
+            return hash(tuple(opening)), False
+        opening.append(str(fields.get("content")))
+    # A conversation without an answer in it begins a new run, even if the same words began a run before.
+    return hash(tuple(opening)), True
+
+
+class Pins:
+    """Remembers which policy answers which run. When there are too many pins, the oldest ones are dropped."""
+
+    def __init__(self) -> None:
+        self._pins: dict[Key, str] = {}
+        self._left: set[str | None] = set()
+
+    def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
+        """Return the policy to ask, and the run's key for `forget`."""
+        key, begins = run_of(identity, body)
+        pinned = None if begins else self._pins.get(key)
+        # A trajectory that two policies wrote teaches less than one of a single policy.
+        if pinned is not None and self._may_stay(pinned, target):
+            return pinned, key
+        chosen = _choose(identity, body, target)
+        if pinned != chosen:
+            if len(self._pins) >= _KEPT:
+                # The oldest tenth at once, because building the list takes as long as the dict is large.
+                for oldest in list(self._pins)[: _KEPT // 10]:
+                    self._pins.pop(oldest, None)
+            self._pins[key] = chosen
+        return chosen, key
+
+    def turned(self, before: Target, after: Target) -> None:
+        """Note a new route, so that pinned runs leave a rejected canary and a champion that was rolled back."""
+        # Noted here and not per call: a later champion may have a higher step than both, and then nothing shows the
+        # rollback.
+        left = {before.canary, before.champion}
+        if _is_surpassed(before.champion or "", after.champion or ""):
+            left.discard(before.champion)
+        # A policy that serves again was promoted again, so its runs may stay.
+        self._left = (self._left | left) - {after.champion, after.canary, None}
+
+    def forget(self, key: Key) -> None:
+        """Remove the run's pin, because the engine no longer serves its policy; its next call chooses a policy anew."""
+        self._pins.pop(key, None)
+
+    def _may_stay(self, pinned: str, target: Target) -> bool:
+        serves = pinned in (target.champion, target.canary)
+        return serves or (pinned not in self._left and _is_surpassed(pinned, target.champion or ""))
+
+
+def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
+    """Return the champion, or the canary for its share of the sessions."""
+    canary = target.canary
+    if canary is not None:
+        key = f"{canary}:{sticky_key(identity, body)}"
+        if in_share(key, target.challenger_percent / 100, "challenger"):
+            return canary
+    return target.champion or ""
+
+
+def _is_surpassed(pinned: str, champion: str) -> bool:
+    """Return whether `champion` came after `pinned`. A champion with a lower step means a rollback."""
+    name, _, step = pinned.rpartition("@")
+    its_name, _, its_step = champion.rpartition("@")
+    return name == its_name and step.isdigit() and its_step.isdigit() and int(step) < int(its_step)
+
+
+def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
+    """Return the key whose hash decides whether a call belongs to a share of the traffic, such as the canary's.
+
+    The key is the session id if there is one, else the trajectory id, else the opening messages of the conversation.
+    """
+    info = identity.trajectory
+    if info is not None:
+        return info.session_id or info.id
+    said: Any = body.get("messages") or body.get("input") or body.get("prompt")
+    # Those that an agent sends again with each of its calls: everything up to the first answer.
+    opening: list[Any] = [body.get("instructions")]
+    for message in cast(list[Any], said) if isinstance(said, list) else [said]:
+        if isinstance(message, Mapping) and cast(Mapping[str, Any], message).get("role") not in _BEFORE_THE_ANSWER:
+            break
+        opening.append(message)
+    return json.dumps(opening, default=repr)
+
+
+_BEFORE_THE_ANSWER = ("system", "developer", "user")

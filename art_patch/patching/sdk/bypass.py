@@ -8,8 +8,8 @@ only count. If one wrapped function calls another, this counts as one call. If a
 function, it is skipped, and calls that would use it are not counted.
 
 Also not counted are calls in mode `off`, calls inside `suppress()`, and calls that the library does send through the
-SDK. Calls that an integration records (`context.own_calls`) are not counted in mode `record`. In the other modes they
-are counted, because they cannot be routed.
+SDK. Calls that an integration records (`record_call`) are not counted in mode `record`. In the other modes they are
+counted, because they cannot be routed.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import wrapt
 
 from art_patch._lib.faults import faults
-from art_patch.context import Passage, identify, is_passing, passing
+from art_patch.context import Passage, identify, passage_around, passing
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.wrapping import Site
 
@@ -230,7 +230,7 @@ class Detector:
 
     def _passes(self, bypass: Watched, of: Any) -> bool:
         # One bypass calls another: LiteLLM's handler announces its request to LiteLLM's logger.
-        if is_passing():
+        if passage_around() is not None:
             return False
         try:
             return bypass.passes is None or bypass.passes(of)
