@@ -20,6 +20,10 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _draft_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
+
+
 @contextmanager
 def replacing(
     target: Path, *, draft: Path | None = None, mode: int = 0o600, replace: bool = True
@@ -36,7 +40,7 @@ def replacing(
         replace: false keeps an existing `target` and deletes the new file.
     """
     if draft is None:
-        draft = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        draft = _draft_of(target)
     else:
         draft.unlink(missing_ok=True)
     # O_EXCL: in a directory that others may write, a link of that name must not lead the data elsewhere.
@@ -71,15 +75,15 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 @contextmanager
 def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
     """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted."""
-    import shutil  # these two cost an app that only reads key files ten milliseconds
-    import tempfile
+    import shutil  # costs milliseconds, for which an app that only reads key files need not wait
 
     empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
     if os.path.lexists(target) and not empty:
         raise ConfigError(f"{target} exists already and is not an empty directory; name another one")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        work = _draft_of(target)
+        work.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}") from error
     try:

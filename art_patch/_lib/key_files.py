@@ -99,13 +99,13 @@ def made_key(path: Path) -> str:
         from secrets import token_urlsafe
 
         write_whole(path, f"{token_urlsafe(32)}\n", replace=False)
-    return read_key(str(path)) or ""
+    return read_key(path) or ""
 
 
 def admin_key(directory: Path) -> str | None:
     """Return the key in `admin.key`; `None` if the file cannot be read."""
     try:
-        return read_key(str(directory / ADMIN_KEY_FILE))
+        return read_key(directory / ADMIN_KEY_FILE)
     # Not an error: most work of the job changes no server, and a server that needs the key says so in its refusal.
     except (ConfigError, ValueError):
         return None

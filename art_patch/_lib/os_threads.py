@@ -12,7 +12,6 @@ import _thread
 import sys
 import threading
 import time
-from _thread import RLock  # `threading.RLock` is what gevent replaces; this is not
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,8 @@ from queue import Empty
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+RLock = _thread.RLock  # `threading.RLock` is what gevent replaces; this is not
 
 
 def _original(name: str) -> Any:

@@ -147,10 +147,8 @@ class Run:
         below = ambient.surroundings().span_id
         ambient.register(span_id, ambient.RegisteredSpan(self._open, self._id_of(step), below))
 
-    @staticmethod
-    def drop_span(span_id: int) -> None:
-        """Forget an OpenTelemetry span that `take_span` has registered, because the span has ended."""
-        ambient.forget(span_id)
+    # Called with the id of a span that `take_span` has registered, when that span has ended.
+    drop_span = staticmethod(ambient.forget)
 
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
         """Store a score that the framework gives the run, such as 0 for an answer that failed the schema validation.

@@ -106,7 +106,7 @@ class _Process:
         self.hooked = False
         self.integrations = Integrations(self._armed, self._broken)
         self.instrumented: dict[str, str] = {}
-        self.reporter = Reporter(lambda runtime: _facts(runtime))  # `_facts` is defined below
+        self.reporter = Reporter(self.facts)
         self.refused: tuple[str, ...] = ()
         # Whether the settings in force come from `patch_around()`.
         self.by_launcher = False
@@ -115,6 +115,15 @@ class _Process:
         """Return the runtime that handles the calls of `client`; `None` if they are not patched."""
         # By pool, because a copy of a client (`with_options`) shares the pool of the client it was made of.
         return self.active if self.everything or client._client in self.pools else None
+
+    def facts(self, runtime: Runtime) -> dict[str, Any]:
+        """Return the fields of `Status`, except for `patched`."""
+        return runtime.facts() | {
+            "instrumented": tuple(self.instrumented.values()),
+            "bypasses": detector.seen,
+            "errors": faults.counts,
+            "degraded": (*self.refused, *runtime.sentences()),
+        }
 
     def _armed(self, framework: str) -> None:
         self.instrumented[framework] = f"integration {framework}"
@@ -230,7 +239,7 @@ def patch_around(**settings: Any) -> None:
 def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> None:
     given = {key: value for key, value in given.items() if value is not None}
     if "home" in given:
-        given["home"] = Path(os.fspath(given["home"]))
+        given["home"] = Path(given["home"])
     with _process.lock:
         together = {**_process.given, **given}
         settings, wrong = read_settings(**together)
@@ -355,16 +364,7 @@ def status() -> Status:
     runtime = _process.runtime
     if runtime is None:
         return Status(errors=faults.counts, degraded=_process.refused)
-    return Status(patched=_process.active is not None, **_facts(runtime))
-
-
-def _facts(runtime: Runtime) -> dict[str, Any]:
-    return runtime.facts() | {
-        "instrumented": tuple(_process.instrumented.values()),
-        "bypasses": detector.seen,
-        "errors": faults.counts,
-        "degraded": (*_process.refused, *runtime.sentences()),
-    }
+    return Status(patched=_process.active is not None, **_process.facts(runtime))
 
 
 def flush(timeout_s: float = 5.0) -> bool:

@@ -246,12 +246,11 @@ class Runtime:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""
         accounts, target, shadow = self.recorder.accounts, self.target, self.shadow
         of_target = ("mode", "champion", "challenger", "challenger_state", "base_url")
+        of_counts = ("recorded", "served_by_policy", "fallbacks")
         return {
             **{name: getattr(target, name) for name in of_target},
-            "recorded": accounts.counts.recorded,
+            **{name: getattr(accounts.counts, name) for name in of_counts},
             "dropped": accounts.dropped,
-            "served_by_policy": accounts.counts.served_by_policy,
-            "fallbacks": accounts.counts.fallbacks,
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,
             "shadow_failed": shadow.failed,

@@ -179,6 +179,9 @@ class StreamRewriter:
         unread: the bytes that `feed` began to process last. If it fails, the app gets them unchanged.
     """
 
+    shows_reasoning = True
+    """Whether the app sees reasoning as it comes, which may take minutes."""
+
     def __init__(self, rewriter: ResponseRewriter) -> None:
         self._rewriter = rewriter
         self._rest: list[bytes] = []
@@ -234,14 +237,13 @@ class StreamRewriter:
             if choice.get("finish_reason") is not None:
                 self._finished.add(choice.get("index", 0))
             if not self.started and isinstance(choice.get("delta"), dict):
-                self.started = self._shows(choice["delta"])
+                self.started = says_something(choice["delta"]) or self._reasons(choice["delta"])
         return self._chunk(chunk, line)
 
-    # What is handed out.
+    def _reasons(self, delta: dict[str, Any]) -> bool:
+        return self.shows_reasoning and bool(delta.get("reasoning") or delta.get("reasoning_content"))
 
-    def _shows(self, delta: dict[str, Any]) -> bool:
-        """Return whether the app is to see a chunk at once. Reasoning is shown as it comes, which may take minutes."""
-        return says_something(delta) or bool(delta.get("reasoning") or delta.get("reasoning_content"))
+    # What is handed out.
 
     def _between(self, line: bytes) -> bytes:
         """Return what is handed out for a line without data."""

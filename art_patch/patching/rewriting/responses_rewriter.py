@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from art_patch._lib.faults import faults
 from art_patch._lib.loose_json import as_count, as_object, objects
-from art_patch.patching.rewriting import response_rewriter
 from art_patch.patching.rewriting.engine_request import merged_body
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter, StreamRewriter, dump
 from art_patch.types import JSON
@@ -215,6 +214,10 @@ def _logprobs(kind: str) -> dict[str, Any]:
 class ResponsesStream(StreamRewriter):
     """Turns the chunks of a chat answer into the events of a Responses stream."""
 
+    # Reasoning is waited through and not handed out: the app would send it back with its next call, which may go
+    # upstream, and a provider refuses reasoning that is not its own. The record has it.
+    shows_reasoning = False
+
     def __init__(self, rewriter: ResponsesRewriter) -> None:
         super().__init__(rewriter)
         self._request = rewriter
@@ -242,11 +245,6 @@ class ResponsesStream(StreamRewriter):
             raise InvalidAnswer("it cannot be translated") from error
 
     # What chunks turn into.
-
-    def _shows(self, delta: dict[str, Any]) -> bool:
-        # Reasoning is waited through and not handed out: the app would send it back with its next call, which may go
-        # upstream, and a provider refuses reasoning that is not its own. The record has it.
-        return response_rewriter.says_something(delta)
 
     def _between(self, line: bytes) -> bytes:
         return b""

@@ -13,7 +13,6 @@ counted, because they cannot be routed.
 """
 
 import inspect
-import logging
 import sys
 import threading
 import weakref
@@ -24,12 +23,10 @@ from typing import Any, NamedTuple
 
 import wrapt
 
-from art_patch._lib.faults import faults
+from art_patch._lib.faults import faults, logger
 from art_patch.context import Passage, identify, passage_around, passing
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.wrapping import Site
-
-logger = logging.getLogger("art_patch")
 
 
 class Bypass(NamedTuple):
