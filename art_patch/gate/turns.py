@@ -21,7 +21,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,7 +132,7 @@ def held_out_turns(
     left = {"of users who just arrived": silent, "a user's scenarios are more than their share": surplus}
     rng = random.Random(seed)
     turns = tuple(turn for key in keys for turn in _spread(key, calls[key], turns_per_scenario, rng))
-    newest = {key: tuple(sorted(runs[key], key=attrgetter("started_at"), reverse=True)) for key in keys}
+    newest = {key: tuple(sorted(runs[key], key=lambda run: run.started_at, reverse=True)) for key in keys}
     return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest)
 
 

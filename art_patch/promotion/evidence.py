@@ -25,7 +25,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from art_patch import rewards
@@ -139,7 +138,7 @@ def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: L
         for name, parts in (_by_call(stretch, challenger) | its).items():
             found[name] += parts
         began_before |= {call.session for call in stretch}
-    in_order = {name: sorted(its, key=attrgetter("at")) for name, its in found.items()}
+    in_order = {name: sorted(its, key=lambda block: block.at) for name, its in found.items()}
     return Evidence(*_arms(*sides), in_order)
 
 

@@ -41,7 +41,6 @@ promoted. If the champion answered no calls, there is nothing to compare with, a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -50,7 +49,6 @@ from art_patch.promotion.evidence import Block, Evidence
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
-
 
 # Betting fractions g; the capital is split among them equally.
 BETS = (0.05, 0.15, 0.35, 0.6, 0.9)
@@ -213,8 +211,7 @@ def _gains(signal: Signal, blocks: Sequence[Block], tolerance: float) -> tuple[l
     """Return the challenger's gain in each block (better is positive), and the mean loss that the signal tolerates."""
     if signal.is_time:
         # The tolerance is inside of the sign that `slower` returns, so the tolerated mean loss is 0.
-        slow = partial(slower, ratio=tolerance)
-        return [-slow(block) for block in blocks], 0.0
+        return [-slower(block, tolerance) for block in blocks], 0.0
     sign = 1 if signal.is_good else -1
     return [sign * difference(block) for block in blocks], tolerance
 

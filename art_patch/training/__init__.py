@@ -8,7 +8,7 @@ The table lists the modules in the order in which an update uses them. A row is 
 | `losses/loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
 | `loop/job`, `plan` | keep the input of an update as a record and a file, and plan its optimizer steps |
 | `loop/processes` | run the update in this process or in several |
-| `loop/update`, `start_scores` | run the training loop, which scores all data once under the policy at the start |
+| `loop/update` | run the training loop, which scores all data once under the policy at the start |
 | `loop/loading`, `kernels/families`, `lora_layers` | load the base model and put the LoRA on it |
 | `data/packing`, `kernels/attention`, `scoring` | compute log-probabilities, once for each distinct token |
 | `losses/policy_loss`, `supervised`, `loop/gradients` | compute the loss and its gradient from log-probabilities |

@@ -22,12 +22,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from art_patch.training.data.rows import Row
 
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
+Ids = np.typing.NDArray[np.int64]
+Floats = np.typing.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Pack:
     target_N: Ids  # token id of each sampled token
     recorded_N: Floats  # recorded log-probability of each sampled token
     example_N: Ids  # index among the E of the example that each sampled token belongs to
-    advantage_E: NDArray[np.float64]  # advantage of each example
+    advantage_E: np.typing.NDArray[np.float64]  # advantage of each example
     examples_E: Ids  # index of each example in the sequence given to `packs_of`
 
     @property

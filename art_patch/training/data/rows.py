@@ -17,8 +17,6 @@ A call is left out if its record does not prove that ids and log-probabilities a
 listed in `art_patch.trajectories.trainability`, are counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -67,7 +65,7 @@ class RowsReport:
     other_choices: int = 0  # number of answers (of `n` above 1) that the app did not continue with; not trained
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])  # calls without a trained token, by reason
 
-    def __add__(self, other: RowsReport) -> RowsReport:
+    def __add__(self, other: "RowsReport") -> "RowsReport":
         """Returns one report for the trajectories of both, with all counts added."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "left_out"}
         return RowsReport(**sums, left_out=dict(Counter(self.left_out) + Counter(other.left_out)))

@@ -9,9 +9,7 @@ Importing this module does not load torch. Only the functions that take a model 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from art_patch.errors import TrainingError
@@ -83,7 +81,7 @@ FAMILIES: tuple[Family, ...] = (
 # Of every other model that `AutoModelForCausalLM` loads.
 DEFAULT = Family("any other", (), (), thinking=THINK)
 
-_BY_TYPE: Mapping[str, Family] = MappingProxyType({kind: family for family in FAMILIES for kind in family.model_types})
+_BY_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}
 
 
 def family_of(model_type: str) -> Family:

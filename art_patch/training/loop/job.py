@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -33,7 +32,7 @@ JOB = "job.safetensors"
 _FORMAT = 6  # raised when older files can no longer be read
 _FACTS = "art_patch"  # the JSON object's key in the header
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, np.typing.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +208,15 @@ _PLAIN = ("base", "base_sha256", "mean_reward", "metrics")  # fields of a job th
 _DTYPES = {"ids_T": np.int64, "sampled_T": np.bool_, "logprobs_T": np.float64, "temperature_T": np.float64}
 
 
-def _arrays_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+def _arrays_of(rows: Sequence[Row]) -> dict[str, np.typing.NDArray[Any]]:
     # The rows one after another: T here counts the tokens of all rows together.
-    arrays: dict[str, NDArray[Any]] = {"tokens_of_rows": np.array([len(row.ids_T) for row in rows], dtype=np.int64)}
+    arrays: dict[str, Any] = {"tokens_of_rows": np.array([len(row.ids_T) for row in rows], dtype=np.int64)}
     for name, dtype in _DTYPES.items():
         arrays[name] = np.array([value for row in rows for value in getattr(row, name)], dtype=dtype)
     return arrays
 
 
-def _rows_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
+def _rows_of(arrays: Mapping[str, np.typing.NDArray[Any]]) -> Iterator[Row]:
     ends = np.cumsum(arrays["tokens_of_rows"])[:-1]
     columns = [[part.tolist() for part in np.split(arrays[name], ends)] for name in _DTYPES]
     for ids, sampled, logprobs, temperature in zip(*columns, strict=True):
@@ -244,7 +243,7 @@ def write_file(path: Path, content: bytes) -> None:
         ) from error
 
 
-def read_file(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+def read_file(path: Path) -> tuple[dict[str, np.typing.NDArray[Any]], dict[str, Any]] | None:
     """Returns the arrays and the JSON object of a file of a job directory; `None` if there is no such file.
 
     Raises `TrainingError` if the file is damaged or cannot be read.

@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch  # with transformers it takes seconds: import this module only before training
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
 from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
@@ -140,7 +138,7 @@ def _recomputes(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.gradient_checkpointing is None else config.gradient_checkpointing
 
 
-def _recompute_blocks(model: nn.Module) -> None:
+def _recompute_blocks(model: torch.nn.Module) -> None:
     """Switches gradient checkpointing on and nothing else."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -150,7 +148,7 @@ def _recompute_blocks(model: nn.Module) -> None:
         if isinstance(module, GradientCheckpointingLayer):
             block: Any = module
             block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            block._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
             block.training = True
 
 

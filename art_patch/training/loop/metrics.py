@@ -29,9 +29,8 @@ class UpdateMetrics:
     steps: int  # number of optimizer steps made
     stopped: str | None  # why the update ended before the end of its plan; `None` if it completed the plan
     loss: float  # mean loss over the steps of the last phase
-    kl_nats: (
-        float  # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups
-    )
+    # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
+    kl_nats: float
     reference_kl_nats: float  # KL(trained || reference) per token, in the last epoch on groups; 0 without a reference
     clip_fraction: float  # share of tokens that the clip or cap of the loss affected, over all epochs on groups
     effective_share: float  # effective sample size of the importance weights / tokens, in the last epoch on groups
@@ -78,10 +77,8 @@ def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
             "not_finite": int(sums["not_finite"]),
         }
     if step.rehearsed:
-        metrics |= {
-            "rehearsed_tokens": int(rehearsed["tokens"]),
-            "rehearse_nll_nats": rehearsed["nll_nats"] / rehearsed["tokens"],
-        }
+        metrics["rehearsed_tokens"] = int(rehearsed["tokens"])
+        metrics["rehearse_nll_nats"] = rehearsed["nll_nats"] / rehearsed["tokens"]
     if step.phase == "prefer":
         names = {"right_share": "right"} | {name: name for name in ("margin", "chosen_reward", "rejected_reward")}
         metrics |= {name: sums[summed] / len(step.items) for name, summed in names.items()}
@@ -118,9 +115,6 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     seen = [metrics for metrics in last_phase if metrics["epoch"] == last_phase[-1]["epoch"]]
     work = {name: sum(metrics[name] for metrics in history) for name in (*_WORK, "seconds")}
     computed = work["computed_tokens"]
-    evaluated: dict[str, Any] = {
-        name: history[-1].get(name) for name in ("eval_loss", "eval_kl_nats", "eval_gain_nats")
-    }
     return UpdateMetrics(
         trajectories=len(learned),
         trained_rows=sum(len(each.rows) for each in learned),
@@ -142,7 +136,9 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
         shared_ratio=work["row_tokens"] / computed,
         why_not_shared=train_state.why_not_shared,
         tokens_per_s=computed / work["seconds"],
-        **evaluated,
+        eval_loss=history[-1].get("eval_loss"),
+        eval_kl_nats=history[-1].get("eval_kl_nats"),
+        eval_gain_nats=history[-1].get("eval_gain_nats"),
         history=tuple(history),
     )
 

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from art_patch._lib.process import Child, when_parent_ends
 from art_patch.errors import ArtPatchError, ConfigError, TrainingError
@@ -77,7 +76,7 @@ class Ranks:
                 mine.append(pack)
         return sorted(mine, key=lambda pack: int(pack.examples_E[0]))
 
-    def sum_gradients(self, weights: Iterable[Tensor]) -> None:
+    def sum_gradients(self, weights: Iterable[torch.Tensor]) -> None:
         """Replaces the gradient of each weight by the sum over all processes; it becomes 0 if no process has one."""
         weights = list(weights)
         # A process without a pack has no gradients, and still has to take part in the sum.
@@ -90,7 +89,7 @@ class Ranks:
         for weight, grad in zip(weights, grads, strict=True):
             weight.grad = grad
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the elementwise sum of `values` over all processes."""
         if self.size == 1:
             return values

@@ -24,14 +24,13 @@ from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.gradients import evaluate, gradients_of
+from art_patch.training.loop.gradients import evaluate, gradients_of, start_scores
 from art_patch.training.loop.job import TrainJob, claim
 from art_patch.training.loop.learner import CheckpointWriter, Learner, read_train_state
 from art_patch.training.loop.loading import backend_of, default_device, load, require_machine
 from art_patch.training.loop.metrics import Notes, UpdateMetrics, step_metrics, update_metrics, why_broken, why_stop
 from art_patch.training.loop.plan import evaluated_of, plan_of
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
-from art_patch.training.loop.start_scores import start_scores
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
 _PROBE_TOKENS = 48

@@ -271,8 +271,5 @@ def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Ten
     sums = dict(zip(sums_N, torch.stack([v.sum(dtype=torch.float64) for v in sums_N.values()]).tolist(), strict=True))
     counts = {name: int(sums.pop(name)) for name in ("clipped_low", "clipped_high", "dropped_tokens")}
     return LossMetrics(
-        tokens=len(near_N),
-        dropped_trajectories=len(torch.unique(batch.trajectory_N[~kept_N])),
-        **counts,
-        **sums,
+        tokens=len(near_N), dropped_trajectories=len(torch.unique(batch.trajectory_N[~kept_N])), **counts, **sums
     )

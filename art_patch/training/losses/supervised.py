@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def preference_loss(batch: PreferenceInput) -> tuple[Tensor, PreferenceMetrics]:
     chosen_P = batch.beta * (batch.chosen_P - batch.chosen_reference_P)
     rejected_P = batch.beta * (batch.rejected_P - batch.rejected_reference_P)
     margin_P = chosen_P - rejected_P
-    loss = -logsigmoid(margin_P).sum() / batch.pairs_in_step
+    loss = -torch.nn.functional.logsigmoid(margin_P).sum() / batch.pairs_in_step
     with torch.no_grad():  # metrics only
         return loss, PreferenceMetrics(
             right=int((margin_P > 0).sum().item()),
