@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_origin, get_type_hints
 
 import pydantic
-from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from art_patch.errors import MalformedFile
@@ -185,11 +184,11 @@ def _as_choice(given: Any) -> Choice:
     return choice
 
 
-_Name = Annotated[str, Field(min_length=1)]
-_Policy = Annotated[str, Field(pattern=r"^.+@\d+$")]
+_Name = Annotated[str, pydantic.Field(min_length=1)]
+_Policy = Annotated[str, pydantic.Field(pattern=r"^.+@\d+$")]
 # `strict=False`: JSON has lists where the records have tuples. What is inside them is still checked strictly.
-_TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, le=_LAST_TOKEN_ID)], ...], Field(strict=False)]
-_Logprobs = Annotated[tuple[Annotated[float, pydantic.WrapValidator(_logprob)], ...], Field(strict=False)]
+_TokenIds = Annotated[tuple[Annotated[int, pydantic.Field(ge=0, le=_LAST_TOKEN_ID)], ...], pydantic.Field(strict=False)]
+_Logprobs = Annotated[tuple[Annotated[float, pydantic.WrapValidator(_logprob)], ...], pydantic.Field(strict=False)]
 
 
 def _model_of(record: type, **narrower: Any) -> Any:
@@ -198,7 +197,7 @@ def _model_of(record: type, **narrower: Any) -> Any:
     for each in fields(record):
         hint = narrower.get(each.name, hints[each.name])
         if get_origin(hint) is tuple:
-            hint = Annotated[hint, Field(strict=False)]
+            hint = Annotated[hint, pydantic.Field(strict=False)]
         if each.name != "trajectory_id":
             made[each.name] = (hint, ... if (value := _default(each)) is MISSING else value)
     return _model(record.__name__, made)

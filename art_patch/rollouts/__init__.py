@@ -4,7 +4,7 @@
 |---|---|
 | `client` | a call of the OpenAI SDK -> an answer with exact tokens in its choices; captures calls as a trajectory |
 | `trajectory`, `trajectory_group` | messages and choices -> rollouts, and groups of siblings with their exceptions |
-| `at_once`, `decorators` | coroutines -> rollouts that run at the same time, with a progress bar, retries and limits |
+| `at_once` | coroutines -> rollouts that run at the same time, with a progress bar, retries and limits |
 | `records` | groups -> the store's own records, and a line of mean metrics in `history.jsonl` |
 | `model`, `backend` | the classes that a script creates: the model, and the machine that trains and serves it |
 | `model_runtime` | a registered model -> its store, engine and trainer; does the work of `train`, `log`, `promote` |
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
+    from art_patch.rollouts.at_once import limit_concurrency, retry
     from art_patch.rollouts.backend import LocalBackend, TrainingApi, start
     from art_patch.rollouts.client import auto_trajectory, capture_auto_trajectory
-    from art_patch.rollouts.decorators import limit_concurrency, retry
     from art_patch.rollouts.environments.adapters import GymnasiumEnvironment, PettingZooEnvironment, same_policy
     from art_patch.rollouts.environments.environment import Environment, IllegalAction
     from art_patch.rollouts.environments.trainer import Agent, GRPOTrainer
@@ -42,7 +42,7 @@ else:
         {
             "backend": "LocalBackend TrainingApi start",
             "client": "auto_trajectory capture_auto_trajectory",
-            "decorators": "limit_concurrency retry",
+            "at_once": "limit_concurrency retry",
             "environments.adapters": "GymnasiumEnvironment PettingZooEnvironment same_policy",
             "environments.environment": "Environment IllegalAction",
             "environments.trainer": "Agent GRPOTrainer",

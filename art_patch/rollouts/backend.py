@@ -17,13 +17,11 @@ from typing import Any, Literal, Self, cast
 
 from openai.types.chat import ChatCompletion
 
-from art_patch.errors import ConfigError
+from art_patch import errors, serving, settings
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
-from art_patch.serving import exact_url
-from art_patch.settings import load_settings
 from art_patch.training import TrainConfig
 from art_patch.types import Policy
 
@@ -89,7 +87,7 @@ class LocalBackend:
         runtime = self._runtime(model)
         if isinstance(model, TrainableModel):
             base_url, key = await runtime.open()
-            model.inference_base_url, model.inference_api_key = exact_url(base_url), key or "none"
+            model.inference_base_url, model.inference_api_key = serving.exact_url(base_url), key or "none"
         else:
             await runtime.open_store()
         model.bind(runtime)
@@ -125,9 +123,9 @@ class LocalBackend:
         # Two objects of one model share the runtime, and so its store, engine and trainer.
         key = (model.project, model.name)
         if key not in self._runtimes:
-            settings = load_settings(project=model.project, home=self._home, store=self._store)
+            project = settings.load_settings(project=model.project, home=self._home, store=self._store)
             base = model.base_model if isinstance(model, TrainableModel) else None
-            self._runtimes[key] = ModelRuntime(settings, model.name, base, self._options)
+            self._runtimes[key] = ModelRuntime(project, model.name, base, self._options)
         return self._runtimes[key]
 
 
@@ -150,7 +148,7 @@ class TrainingApi:
             ConfigError: `params` asks for a stream, which this call cannot return.
         """
         if params.get("stream"):
-            raise ConfigError("create_completion appends whole answers; leave stream=True out")
+            raise errors.ConfigError("create_completion appends whole answers; leave stream=True out")
         if tools is not None:
             trajectory.tools = cast(Any, list(tools))
         if trajectory.tools:
@@ -188,9 +186,9 @@ async def start(
     """
     given = isinstance(backend, LocalBackend)
     if given and options:
-        raise ConfigError(f"{', '.join(options)}: give options to the LocalBackend itself")
+        raise errors.ConfigError(f"{', '.join(options)}: give options to the LocalBackend itself")
     if not given and backend != "local":
-        raise ConfigError(f'there is no backend {backend!r}; write backend="local", or give a LocalBackend')
+        raise errors.ConfigError(f'there is no backend {backend!r}; write backend="local", or give a LocalBackend')
     with nullcontext(backend) if given else LocalBackend(**options) as used:
         await model.register(used)
         async with model.openai_client():

@@ -19,12 +19,11 @@ from typing import Any, Literal, Self, cast, overload
 
 from openai import AsyncOpenAI, NotFoundError, Timeout
 from openai._legacy_response import LegacyAPIResponse
-from openai.types.chat import ChatCompletion
-from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion import ChatCompletion, Choice
 
 from art_patch.context import CAPTURED, suppress
 from art_patch.errors import ConfigError
-from art_patch.rollouts.decorators import Gates
+from art_patch.rollouts.at_once import Gates
 from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.trajectories import canonical
 from art_patch.types import JSON

@@ -19,14 +19,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from art_patch import errors, policies, promotion
+from art_patch import errors, policies, promotion, serving
 from art_patch._lib.key_files import engine_key
 from art_patch.errors import ConfigError, EngineError, StoreError
-from art_patch.rollouts import records
+from art_patch.rollouts import processes, records
 from art_patch.rollouts.at_once import bar
-from art_patch.rollouts.processes import SELF, ScriptChild, Trainer
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
-from art_patch.serving import EngineClient
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
 from art_patch.training import TrainConfig, require_evaluation
@@ -52,9 +50,8 @@ class TrainResult:
     """The result of `TrainableModel.train`."""
 
     step: int  # of the policy that is champion after the call
-    metrics: dict[str, float] = field(
-        default_factory=dict[str, float]
-    )  # means of the groups, and the update's, if made
+    # Means of the groups' metrics, and the metrics of the update if one was made.
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
     checkpoint_path: str | None = None  # adapter of the champion at the end of the update; `None` for the base model
     reason: str = ""  # why no update was made; empty if one was made
 
@@ -95,12 +92,12 @@ class ModelRuntime:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-patch-store")
         self._closed = False
         self._store: Store | None = None
-        self._engine: ScriptChild | None = None
+        self._engine: processes.ScriptChild | None = None
         self._address = ""
         self._environment = {"ART_PATCH_PROJECT": settings.project, "ART_PATCH_HOME": str(settings.directory.parent)}
         if settings.store is not None:  # never on a command line, where every user of the machine can read its password
             self._environment["ART_PATCH_STORE"] = settings.store
-        self._trainer = Trainer(self._environment, self.directory / "train.log")
+        self._trainer = processes.Trainer(self._environment, self.directory / "train.log")
         try:
             self._who = f"{getpass.getuser()} (by hand)"
         except (KeyError, OSError):  # a container without a passwd entry
@@ -205,7 +202,7 @@ class ModelRuntime:
         gone = [policy for policy in left if policy.step != best]
         reason = f"not the best by {best_metric}; deleted"
         # All are rejected before the first file goes: from then on no process promotes or loads one of them.
-        with EngineClient.of_route(self._settings, ledger.route()) or nullcontext() as engine:
+        with serving.EngineClient.of_route(self._settings, ledger.route()) or nullcontext() as engine:
             for policy in gone:
                 promotion.reject(ledger, engine, policy.name, who=self._who, reason=reason)
         for policy in gone:
@@ -280,7 +277,7 @@ class ModelRuntime:
         if (base_url := self._settings.base_url or route.base_url) is None:
             return None
         key = engine_key(route.key_file, self._settings.directory, self._settings.engine_key_file)
-        with EngineClient(base_url, key) as engine:
+        with serving.EngineClient(base_url, key) as engine:
             if not engine.health():
                 return None
         if self._options:
@@ -293,7 +290,7 @@ class ModelRuntime:
     def _start(self, base: str) -> str:
         options = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
         arguments = ["serve", "--base", base, "--name", self._name, "--port", "0", "--json", *options]
-        self._engine = ScriptChild(SELF, arguments, self._environment, self.directory / "serve.log")
+        self._engine = processes.ScriptChild(processes.SELF, arguments, self._environment, self.directory / "serve.log")
         first = self._engine.read() or {}
         if "base_url" not in first:
             why = first.get("message") or self._engine.last_words()
@@ -301,8 +298,8 @@ class ModelRuntime:
             raise getattr(errors, first.get("error", ""), EngineError)(f"the engine did not start: {why}")
         return first["base_url"]
 
-    def _engine_for(self, policy: str) -> EngineClient:
-        engine = EngineClient.of_route(self._settings, self._opened().ledger.route())
+    def _engine_for(self, policy: str) -> serving.EngineClient:
+        engine = serving.EngineClient.of_route(self._settings, self._opened().ledger.route())
         if engine is None:
             raise EngineError(f"no engine serves this project, so {policy} cannot be proven; register the model again")
         return engine

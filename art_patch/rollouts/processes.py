@@ -23,18 +23,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
-from art_patch import errors
+from art_patch import errors, pipeline, serving, settings, store
 from art_patch._lib import process
-from art_patch.errors import ArtPatchError, EngineError, TrainingError
-
-if TYPE_CHECKING:
-    from art_patch.settings import Settings
-    from art_patch.training import TrainConfig
+from art_patch.training import LossConfig, TrainConfig
 
 SELF = "art_patch.rollouts.processes"
 """The name of this module for `ScriptChild`; `__name__` would be `__main__` in a child."""
@@ -85,7 +81,13 @@ class Trainer:
         self._one = threading.Lock()
 
     async def update(
-        self, groups: Sequence[str], config: TrainConfig, *, who: str, progress: Progress, evaluation: Sequence[str]
+        self,
+        groups: Sequence[str],
+        config: TrainConfig,
+        *,
+        who: str,
+        progress: Progress,
+        evaluation: Sequence[str],
     ) -> dict[str, Any]:
         """Train on groups with these ids in the store, evaluate on others, and return the update's record as fields.
 
@@ -113,11 +115,11 @@ class Trainer:
                     return answer["done"]
                 if "failed" in answer:
                     failed = answer["failed"]
-                    raise getattr(errors, failed["type"], TrainingError)(failed["message"])
+                    raise getattr(errors, failed["type"], errors.TrainingError)(failed["message"])
                 progress(*answer["progress"])
             child.stop()
             said = child.last_words()
-            raise TrainingError(f"the trainer's process ended; nothing was published. {self._log} says: {said}")
+            raise errors.TrainingError(f"the trainer's process ended; nothing was published. {self._log} says: {said}")
 
     def close(self) -> None:
         """End the trainer's process; an update that is running is lost."""
@@ -127,23 +129,21 @@ class Trainer:
             child.stop(0.0 if self._one.locked() else 5.0)
 
 
-# The functions below run in the trainer's process. They import late, because every script imports this module.
+# The functions below run in the trainer's process.
 
 
 def _answer_requests() -> None:
     """Answer requests until standard input ends; never returns."""
-    from art_patch.settings import load_settings
-
     # Answers keep the real standard output. Everything that libraries print goes to stderr, not between our lines.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    settings, requests = load_settings(), _requests()
+    project, requests = settings.load_settings(), _requests()
     while True:
         request = requests.get()
         try:
-            _answer(answers, {"done": _updated(settings, request, answers)})
+            _answer(answers, {"done": _updated(project, request, answers)})
         # Any other exception ends this process, and the script is shown the end of its log.
-        except ArtPatchError as error:
+        except errors.ArtPatchError as error:
             _answer(answers, {"failed": {"type": type(error).__name__, "message": str(error)}})
         # The engine may share the GPU, and torch keeps freed memory for itself.
         gc.collect()
@@ -164,30 +164,22 @@ def _requests() -> queue.SimpleQueue[dict[str, Any]]:
     return waiting
 
 
-def _updated(settings: Settings, request: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
-    from art_patch.pipeline import run_explicit_update
-    from art_patch.serving import EngineClient
-    from art_patch.store import open_store
-    from art_patch.training import LossConfig, TrainConfig
-
+def _updated(project: settings.Settings, request: Mapping[str, Any], answers: TextIO) -> dict[str, Any]:
     def progress(stage: str, done: int, total: int, note: str = "") -> None:
         _answer(answers, {"progress": [done, total, note]})
 
     given = request["config"]
     # `asdict` made dictionaries of both; only the outer one becomes a record again by itself.
     config = TrainConfig(**given | {"loss": LossConfig(**given["loss"])})
-    store = open_store(settings.store_url, create=False, project=settings.project)
-    try:
-        engine = EngineClient.of_route(settings, store.ledger.route())
+    with closing(store.open_store(project.store_url, create=False, project=project.project)) as opened:
+        engine = serving.EngineClient.of_route(project, opened.ledger.route())
         if engine is None:
-            raise EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
+            raise errors.EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
         with engine:
-            return asdict(run_explicit_update(
-                store, engine, settings.adapters, config, request["groups"], evaluation=request["evaluation"],
+            return asdict(pipeline.run_explicit_update(
+                opened, engine, project.adapters, config, request["groups"], evaluation=request["evaluation"],
                 who=request["who"], progress=progress,
             ))  # fmt: skip
-    finally:
-        store.close()
 
 
 def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:

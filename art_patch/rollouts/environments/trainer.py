@@ -26,7 +26,6 @@ from openai.types.chat.chat_completion import Choice
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
 from art_patch.rollouts.environments import environment as environments
-from art_patch.rollouts.environments.environment import Environment, Worker
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
 from art_patch.rollouts.trajectory import History, Trajectory, remember
@@ -79,7 +78,7 @@ class Agent:
         return answer.choices[0]
 
 
-async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
+async def play(worker: environments.Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
     """Play one episode until it is done or has `max_steps` steps."""
     environment = await worker.environment()
     if environment.attempts < 1:
@@ -107,7 +106,9 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
     return trajectory.finish()
 
 
-async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state: Any) -> environments.Step[Any] | None:
+async def _one_step(
+    worker: environments.Worker, agent: Agent, trajectory: Trajectory, state: Any
+) -> environments.Step[Any] | None:
     """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
     environment = await worker.environment()
     asked = described = await worker.call(environment.describe, state)
@@ -132,7 +133,7 @@ class GRPOTrainer:
     def __init__(
         self,
         agent: Agent,
-        environment: Environment[Any, Any] | environments.Make,
+        environment: environments.Environment[Any, Any] | environments.Make,
         learning_rate: float | None = None,
         batch_size: int | None = None,
         episodes_per_batch: int = 64,
