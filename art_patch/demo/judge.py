@@ -47,11 +47,8 @@ def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, N
             content = read_prompt(body["messages"])
         except (KeyError, ValueError) as error:
             return JSONResponse({"error": {"message": f"stand-in judge: {error}", "type": "invalid_request"}}, 400)
-        values = {name: rule(messages) for name, messages in content.transcripts.items()}
-        scores = [
-            {"trajectory_id": name, "explanation": f"stand-in rule: {value:g}", "score": value}
-            for name, value in values.items()
-        ]
+        values = [(name, rule(messages)) for name, messages in content.transcripts.items()]
+        scores = [{"trajectory_id": name, "explanation": f"stand-in rule: {v:g}", "score": v} for name, v in values]
         return JSONResponse(_completion(str(body.get("model")), body["messages"], json.dumps({"scores": scores})))
 
     app = Starlette(routes=[Route("/v1/chat/completions", completions, methods=["POST"])])

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -104,7 +103,7 @@ class Agent(Process):
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # a second lock: the agent may stop reading until its answers are read
-        self._asked = count(1)
+        self._asked = 0  # number of tasks sent so far, and the id of the last one
         threading.Thread(target=self._read, name="demo-agent-reader", daemon=True).start()
 
     def ask(
@@ -124,7 +123,8 @@ class Agent(Process):
         assert self.stdin is not None
         for task in tasks:
             with self._writing:
-                keys.append(key := str(next(self._asked)))
+                self._asked += 1
+                keys.append(key := str(self._asked))
                 with self._lock:
                     self._waiting[key] = answers
                 try:

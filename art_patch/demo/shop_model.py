@@ -13,7 +13,6 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +66,7 @@ def build_model(
     if as_written(tools) != as_written(TOOLS):
         recipe["tools"] = as_written(tools)
     shape = Shape(steps=warm_up.steps, batch=warm_up.batch, peak_lr=warm_up.peak_lr)
-    tokenizer = partial(shop_tokenizer, tools)
-    return make_model(directory, recipe, tokenizer, rows, seed=seed, shape=shape, progress=progress)
+    return make_model(directory, recipe, lambda: shop_tokenizer(tools), rows, seed=seed, shape=shape, progress=progress)
 
 
 def as_written(tools: Sequence[dict[str, Any]]) -> str:

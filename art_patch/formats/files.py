@@ -168,14 +168,9 @@ def _pyarrow() -> tuple[Any, Any]:
 
 def _parquet_writer(columns: Mapping[str, Kind]) -> Callable[[IO[bytes]], Any]:
     pa, pq = _pyarrow()  # before the file is made
-    plain = {
-        "json": pa.string(),
-        "json_list": pa.list_(pa.string()),
-        "text": pa.string(),
-        "number": pa.float64(),
-        "integer": pa.int64(),
-        "boolean": pa.bool_(),
-    }
+    text = pa.string()
+    plain = {"json": text, "json_list": pa.list_(text), "text": text}
+    plain |= {"number": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_()}
     # Messages and tools are columns of type JSON, so that each row keeps its own keys: a table of structs would give
     # every row the keys of all others, as nulls. `datasets` gives JSON back as objects.
     shown = plain | {"json": pa.json_(), "json_list": pa.list_(pa.json_())}

@@ -21,11 +21,10 @@ from openai import AsyncOpenAI, NotFoundError, Timeout
 from openai._legacy_response import LegacyAPIResponse
 from openai.types.chat.chat_completion import ChatCompletion, Choice
 
-from art_patch.context import CAPTURED, suppress
+from art_patch import context, trajectories
 from art_patch.errors import ConfigError
 from art_patch.rollouts.at_once import Gates
 from art_patch.rollouts.trajectory import History, Trajectory, remember
-from art_patch.trajectories import canonical
 from art_patch.types import JSON
 
 _MOST_AT_ONCE = 256  # requests in flight for one client; further ones wait here, without a socket or a timeout
@@ -68,10 +67,10 @@ class ModelClient(AsyncOpenAI):
         await _hold(self._client)
         body = kwargs.get("body")
         if path != _CHAT or not isinstance(body, Mapping):
-            with suppress():
+            with context.suppress():
                 return await super().post(path, **kwargs)
         asked = cast("Mapping[str, Any]", body)
-        if kwargs.get("stream") and CAPTURED.get() is not None:
+        if kwargs.get("stream") and context.CAPTURED.get() is not None:
             raise ConfigError("a streamed answer cannot be captured; leave stream=True out in capture_auto_trajectory")
         try:
             return await self._chat(asked, kwargs)
@@ -86,7 +85,7 @@ class ModelClient(AsyncOpenAI):
         body = {**asked, "model": lane.policy() if asked["model"] == lane.name else asked["model"]}
         with lane.gates.at("") as gate:
             async with gate:
-                with suppress():
+                with context.suppress():
                     answer: Any = await cast(Any, super()).post(_CHAT, **{**kwargs, "body": body})
         # `with_raw_response` gives a response that keeps what it has parsed, so the caller gets the same object.
         whole = answer.parse() if isinstance(answer, LegacyAPIResponse) else answer
@@ -119,14 +118,14 @@ async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajec
     If the coroutine raises, the exception carries the trajectory into its group's `exceptions`.
     """
     trajectory = Trajectory(reward=math.nan)
-    token = CAPTURED.set(trajectory)
+    token = context.CAPTURED.set(trajectory)
     try:
         await coroutine
     except BaseException as error:
         remember(error, trajectory)
         raise
     finally:
-        CAPTURED.reset(token)
+        context.CAPTURED.reset(token)
     return trajectory.finish()
 
 
@@ -143,7 +142,7 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
     Without one the result is `None`; with `required` a `ConfigError` is raised instead.
     """
-    found: Trajectory | None = CAPTURED.get()
+    found: Trajectory | None = context.CAPTURED.get()
     if found is None and required:
         raise ConfigError("nothing is captured here; run this in `await art.capture_auto_trajectory(coroutine)`")
     return found
@@ -151,7 +150,7 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:
     """Append a request and its answer to the trajectory that `capture_auto_trajectory` is recording, if it is."""
-    trajectory: Trajectory | None = CAPTURED.get()
+    trajectory: Trajectory | None = context.CAPTURED.get()
     if trajectory is None:
         return
     offered, asked = list(tools) if tools else None, list(messages)
@@ -171,6 +170,6 @@ def _goes_on(history: History, asked: Sequence[Any]) -> bool:
     said, begun = history.messages(), asked[: len(history.messages_and_choices)]
     # Canonical: a message that went through an SDK object has nulls and a key order of its own.
     return len(said) == len(begun) and all(
-        isinstance(theirs, Mapping) and canonical(cast("JSON", mine)) == canonical(theirs)
+        isinstance(theirs, Mapping) and trajectories.canonical(cast("JSON", mine)) == trajectories.canonical(theirs)
         for mine, theirs in zip(said, begun, strict=True)
     )

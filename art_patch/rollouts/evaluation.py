@@ -69,21 +69,12 @@ class Evaluation:
         def number(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
 
-        def metric(mean: Mean) -> dict[str, float | None]:
-            return {"mean": number(mean.value), "within": number(mean.within)}
+        def model(each: Evaluated) -> dict[str, Any]:
+            means = {name: {"mean": number(m.value), "within": number(m.within)} for name, m in each.metrics.items()}
+            counts = {"model": each.model, "runs": each.runs, "raised": each.raised, "metrics": means}
+            return counts | {"better_by": number(each.better_by), "at_least": number(each.at_least)}
 
-        models = [
-            {
-                "model": each.model,
-                "runs": each.runs,
-                "raised": each.raised,
-                "metrics": {name: metric(mean) for name, mean in each.metrics.items()},
-                "better_by": number(each.better_by),
-                "at_least": number(each.at_least),
-            }
-            for each in self.models
-        ]
-        return {"scenarios": self.scenarios, "models": models}
+        return {"scenarios": self.scenarios, "models": [model(each) for each in self.models]}
 
     def table(self, *metrics: str) -> str:
         """Return a text table with a row for each model, and columns for the given metrics or else for all."""

@@ -22,12 +22,10 @@ from typing import Any, Protocol, cast
 
 from openai.types.chat.chat_completion import Choice as SdkChoice
 
-from art_patch import types
+from art_patch import grouping, trajectories, types
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError
-from art_patch.grouping import task_key, task_of
 from art_patch.rollouts.trajectory import Failure, History, Trajectory
-from art_patch.trajectories import exact_of, why_untrainable
 from art_patch.types import JSON, REPLAY, Call, Score
 
 HISTORY = "history.jsonl"
@@ -90,7 +88,7 @@ def _calls(history: History, trajectory_id: str, began: float) -> list[Call]:
 
 
 def _answered(call: Call, item: Any, message: JSON) -> Call:
-    exact = exact_of(item) if isinstance(item, SdkChoice) else None
+    exact = trajectories.exact_of(item) if isinstance(item, SdkChoice) else None
     answer = types.Choice(0, message, item.finish_reason if isinstance(item, SdkChoice) else None)
     if exact is not None:
         answer = replace(answer, token_ids=exact.token_ids, logprobs=exact.logprobs)
@@ -107,7 +105,7 @@ def _answered(call: Call, item: Any, message: JSON) -> Call:
         )
     call = replace(call, choices=(answer,))
     # The verdict is part of the record, so that every reader of the store sees the same.
-    return replace(call, untrainable=why_untrainable(call))
+    return replace(call, untrainable=trajectories.why_untrainable(call))
 
 
 def _scores(trajectory: Trajectory, key: str, at: float) -> tuple[Score, ...]:
@@ -125,7 +123,7 @@ def _scenario(group: Siblings, siblings: Sequence[types.Trajectory]) -> str | No
     if len(given) == 1:
         return f"scenario:{given.pop()}"
     first = next((each.calls[0] for each in siblings if each.calls), None)
-    return None if first is None else task_key(task_of(first))
+    return None if first is None else grouping.task_key(grouping.task_of(first))
 
 
 def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:

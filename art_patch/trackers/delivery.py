@@ -56,9 +56,8 @@ def feed(
     seen = Counter[str]()
     with ExitStack() as stack:
         # The erasure of a user names all trackers that are noted here.
-        noting = store.transfers.note_export(
-            tracker.target, tracker.name, who=who, now=now, filters=filters, at_once=True
-        )
+        names = (tracker.target, tracker.name)
+        noting = store.transfers.note_export(*names, who=who, now=now, filters=filters, at_once=True)
         note: ExportNote | None = None
 
         def send(items: list[Item]) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import urlsplit
 
-from art_patch.otel import input_messages, output_messages
-from art_patch.policies import MANIFEST
+from art_patch import otel, policies
 from art_patch.types import JSON, Policy, PolicyState, Trajectory
 
 _BOOKKEEPING = frozenset({"checks", "config", "corrections_upto", "history", "job", "waits"})
@@ -146,7 +145,7 @@ def _flat(metrics: JSON, prefix: str) -> Iterable[tuple[str, float]]:
 
 def files_of(policy: Policy, *, weights: bool = False) -> list[Path]:
     """Return the manifest of a policy's adapter, or with `weights` all its files; empty if it has no manifest."""
-    manifest = None if policy.path is None else Path(policy.path) / MANIFEST
+    manifest = None if policy.path is None else Path(policy.path) / policies.MANIFEST
     if manifest is None or not manifest.is_file():
         return []
     if not weights:
@@ -214,7 +213,7 @@ def episode_row(episode: Episode, *, content: bool) -> tuple[Cell, ...]:
         return row
     if not calls:
         return (*row, None, None)
-    said = (input_messages(calls[-1]), output_messages(calls[-1]))
+    said = (otel.input_messages(calls[-1]), otel.output_messages(calls[-1]))
     return (*row, *(json.dumps(some, ensure_ascii=False) for some in said))
 
 

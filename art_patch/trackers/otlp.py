@@ -114,8 +114,7 @@ class Otlp:
         return ReadableLogRecord(record, self._resource, _SCOPE)
 
     def write(self, items: Sequence[Item]) -> None:
-        """Send first the spans and then the scores among the items."""
-        # Spans before scores, which refer to a span.
+        """Send first the spans and then the scores, which refer to a span."""
         kinds = (("spans", ReadableSpan, self._spans), ("scores as logs", ReadableLogRecord, self._logs))
         with _export_errors() as told:
             for what, kind, exporter in kinds:

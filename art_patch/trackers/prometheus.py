@@ -34,7 +34,6 @@ _APP = {
     "shadowed": "Calls of the process that were asked in the background, too.",
 }
 
-
 Samples = Sequence[tuple[Mapping[str, str], float]]
 """Labels and value of each sample of a metric."""
 
@@ -43,25 +42,18 @@ def exposition(facts: JSON, *, version: str) -> str:
     """Return the output of `art-patch status --json` as Prometheus text. Shares are 0 to 1, not percentages."""
     mine = {"project": str(facts["project"])}
     recorded = facts["recorded"]
+    # A sample for each mode, 0 or 1, so that a query over time sees a mode end.
+    modes = [(mine | {"mode": mode}, mode == facts["mode"]) for mode in get_args(Mode)]
+    last = [] if recorded["last_call_at"] is None else [(mine, recorded["last_call_at"])]
+    untrainable = recorded["untrainable"]
     lines = [
         *_metric("art_patch_info", "Version of art_patch.", [(mine | {"version": version}, 1)]),
-        *_metric(
-            "art_patch_mode",
-            "1 for the mode that the project is in.",
-            # A sample for each mode, 0 or 1, so that a query over time sees a mode end.
-            [(mine | {"mode": mode}, mode == facts["mode"]) for mode in get_args(Mode)],
-        ),
+        *_metric("art_patch_mode", "1 for the mode that the project is in.", modes),
         *_policies(facts, mine),
         *_counts("art_patch_", _RECORDED, recorded, mine),
         *_by_label("art_patch_groups", "Groups of siblings by state.", "state", recorded["groups"], mine),
-        *_by_label(
-            "art_patch_calls_untrainable", "Calls that cannot be trained on.", "reason", recorded["untrainable"], mine
-        ),
-        *_metric(
-            "art_patch_last_call_timestamp_seconds",
-            "When the newest call began.",
-            [] if recorded["last_call_at"] is None else [(mine, recorded["last_call_at"])],
-        ),
+        *_by_label("art_patch_calls_untrainable", "Calls that cannot be trained on.", "reason", untrainable, mine),
+        *_metric("art_patch_last_call_timestamp_seconds", "When the newest call began.", last),
         *_counts("art_patch_judge_", _JUDGE, recorded["judge"], mine),
         *_apps(facts["apps"], mine),
     ]
@@ -87,8 +79,7 @@ def _by_label(name: str, help: str, label: str, counts: Mapping[str, int], mine:
 
 
 def _policies(facts: JSON, mine: Mapping[str, str]) -> Iterable[str]:
-    champion: str | None = facts["champion"]
-    challenger: JSON | None = facts["challenger"]
+    champion, challenger = facts["champion"], facts["challenger"]
     states = Counter(str(policy["state"]) for policy in facts["policies"])
     yield from _by_label("art_patch_policies", "Policies by state.", "state", states, mine)
     if champion is not None:
