@@ -30,6 +30,8 @@ FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
 # With a hundred records, writing is a third faster, but holds the interpreter three times as long.
 BATCH_RECORDS = 32
+# While the app makes more calls than the store takes, one batch is written so often; the rest waits in the spool.
+BUSY_WRITE_S = 1.0
 # Records that are in the spool are kept in memory, too, up to this size: then they need not be read back.
 MEMORY_BYTES = 4 << 20
 
@@ -83,6 +85,7 @@ class Delivery:
         self.sink: Sink | None = None
         self.due_at = inf
         """When the next attempt is due, in monotonic seconds; infinite while nothing waits."""
+        self._not_before = 0.0
         self.trouble: str | None = None
         # How often the store was opened or took a batch.
         self.steps = 0
@@ -112,14 +115,14 @@ class Delivery:
             entries.append(Waiting(None if spilled else record, type(record).__name__, size, span, held))
             self._in_memory += held
         if not self._batches:
-            self.due_at = due_at
+            self.due_at = max(due_at, self._not_before)
         self._batches += (entries[start : start + BATCH_RECORDS] for start in range(0, len(entries), BATCH_RECORDS))
         return entries
 
     def attempt(self, now: float, hurries: Callable[[], bool] = lambda: False) -> tuple[list[Waiting], list[Waiting]]:
         """Try to write the waiting batches. Return what was written, and what is dropped.
 
-        If `hurries()` says after a batch that there is something more urgent, the other batches stay due.
+        If `hurries()` says after a batch that there is something more urgent, the next one waits for `BUSY_WRITE_S`.
         """
         written: list[Waiting] = []
         poison: list[Waiting] = []
@@ -136,6 +139,7 @@ class Delivery:
                 written += batch
                 self._breathe()
                 if not failed and hurries():
+                    self._not_before = now + BUSY_WRITE_S
                     break
             else:
                 failed.append(batch)
@@ -154,7 +158,7 @@ class Delivery:
             self._failures = min(self._failures + 1, 10)
         else:
             self._failures, self.trouble = 0, None
-            self.due_at = now if self._batches else inf
+            self.due_at = self._not_before if self._batches else inf
         self._in_memory -= sum(entry.held for entry in (*written, *poison))
         self._note_done()
         return written, poison

@@ -42,13 +42,16 @@ GATHER_S = 0.005
 # If more items wait, the thread does not pause for the app any more, and goes back to reading after each batch.
 BUSY_ITEMS = 20
 
+# If a pause takes so long, the app's threads leave the interpreter no time. Then each pause costs them more than it
+# gives, and few long turns are better than many short ones.
+CROWDED_S = 0.002
+CROWDED_GATHER_S = 0.05
+
 # The thread pauses for this long after each call that it reads and each batch that it writes; see `_breathe`.
 PAUSE_S = 0.0001
 
 EXIT_LOOKS_EVERY_S = 0.01
-
-# The exit waits so long for a store on this machine once everything is in the spool: a batch takes less, and whoever
-# opens the store next finds the rest there.
+# Once everything is in the spool, the exit waits so long for a store on this machine: a batch takes less.
 EXIT_SPOOLED_S = 0.03
 
 
@@ -114,6 +117,7 @@ class Recorder:
         self._telemetry: Telemetry | None = None
         self._delivery = Delivery(self._open_sink, self._breathe)
         self._hurried = False
+        self._crowded = False
 
     def _open_store(self) -> Sink:
         with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
@@ -316,7 +320,8 @@ class Recorder:
             item = self._queue.get(timeout_s)
         except Empty:
             return
-        self._hurried = self._nudge.wait(GATHER_S)
+        self._hurried = self._nudge.wait(CROWDED_GATHER_S if self._crowded else GATHER_S)
+        self._crowded = False
         sized: list[Sized] = []
         for _ in range(COLLECT_ITEMS):
             self._sort(item, sized)
@@ -337,12 +342,14 @@ class Recorder:
 
     def _breathe(self) -> None:
         """Let the app's threads run, unless a caller waits for a flush or many items wait."""
-        if self._hurried or self._busy:
+        if self._hurried or self._crowded or self._busy:
             return
         # While this thread computes, the interpreter switches to another thread only every 5 ms, so a call that ends
         # meanwhile would wait for that long. A short pause is enough: a thread that waits takes the interpreter, and
         # keeps it until it waits itself.
+        began = time.monotonic()
         self._hurried = self._nudge.wait(PAUSE_S)
+        self._crowded = time.monotonic() - began > CROWDED_S
 
     def _sort(self, item: _Item, sized: list[Sized]) -> None:
         content, size = item
@@ -371,7 +378,9 @@ class Recorder:
     def _deliver(self) -> None:
         if self._leaves and self._delivery.sink is None and not self.accounts.waiting:
             return  # whoever opens the store next writes it
-        written, poison = self._delivery.attempt(time.monotonic(), lambda: self._busy and not self._hurried)
+        written, poison = self._delivery.attempt(
+            time.monotonic(), lambda: (self._busy or self._crowded) and not self._hurried
+        )
         self.accounts.wrote(written)
         self.accounts.release(poison, losses.REFUSED)
         if not self._delivery.pending:
