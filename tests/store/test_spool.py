@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from art_patch.errors import StoreError
+from art_patch.errors import StoreError, WrongProject
+from art_patch.store import open_store
 from art_patch.store.spool import Spool, take_over, waiting_bytes
 from art_patch.types import AppReport, Call, Choice, Correction, Record, Score, SpanInfo, TrajectoryInfo
 
@@ -260,3 +263,50 @@ def test_every_record_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFact
     ended(spool)
     take_over(directory, store.write)
     assert store.records == records
+
+
+def left_behind(store: Path, project: str, records: Sequence[Record]) -> Path:
+    """What a process of this project leaves if it is killed."""
+    directory = Path(f"{store}.spool") / project
+    spool = Spool(directory, BIG)
+    spool.append(records)
+    ended(spool)
+    return directory
+
+
+def test_opening_a_store_writes_what_was_left_for_its_project_and_no_other(tmp_path: Path):
+    path = tmp_path / "store.db"
+    open_store(f"sqlite:///{path}", project="shop").close()
+    ours, others = left_behind(path, "shop", [INFO, CALL]), left_behind(path, "bank", [INFO, CALL])
+    with closing(open_store(f"sqlite:///{path}", create=False)) as store:
+        assert [found.id for found in store.read.recent(limit=9)] == ["t"]
+    assert (list(ours.iterdir()), len(list(others.iterdir()))) == ([], 1)
+    with pytest.raises(WrongProject):
+        open_store(f"sqlite:///{path}", project="bank")
+    assert len(list(others.iterdir())) == 1
+
+
+@pytest.mark.parametrize("project", ["shop", None])
+def test_a_store_that_no_process_had_time_to_create_is_created(tmp_path: Path, project: str | None):
+    path = tmp_path / "store.db"
+    left_behind(path, "shop", [INFO, CALL])
+    with closing(open_store(f"sqlite:///{path}", create=False, project=project)) as store:
+        assert [found.id for found in store.read.recent(limit=9)] == ["t"]
+
+
+def test_without_anything_left_a_missing_store_stays_missing(tmp_path: Path):
+    path = tmp_path / "store.db"
+    left_behind(path, "bank", [INFO])
+    with pytest.raises(StoreError, match="there is no store"):
+        open_store(f"sqlite:///{path}", create=False, project="shop")
+    assert not path.exists()
+
+
+def test_what_a_killed_process_left_of_a_user_is_erased_with_the_user(tmp_path: Path):
+    path = tmp_path / "store.db"
+    open_store(f"sqlite:///{path}", project="shop").close()
+    directory = left_behind(path, "shop", [replace(INFO, user_id="u1"), CALL])
+    with closing(open_store(f"sqlite:///{path}", project="shop")) as store:
+        store.rights.erase(user="u1", who="test")
+        assert list(store.read.recent(limit=9)) == []
+    assert list(directory.iterdir()) == []
