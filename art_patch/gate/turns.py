@@ -95,14 +95,9 @@ def new_users(
 
 
 def held_out_turns(
-    groups: Sequence[Group],
-    *,
-    scenarios: int,
-    turns_per_scenario: int,
-    seed: int,
-    without: frozenset[str] = frozenset(),
-    max_user_share: float = 1.0,
-) -> HeldOut:
+    groups: Sequence[Group], *, scenarios: int, turns_per_scenario: int, seed: int,
+    without: frozenset[str] = frozenset(), max_user_share: float = 1.0,
+) -> HeldOut:  # fmt: skip
     """Choose turns of held-out groups for the gate: newest scenarios first, and turns of different depths first.
 
     Args:

@@ -257,9 +257,8 @@ def _measured(policy: Policy) -> list[str]:
         level = (gate.get("config") or {}).get("level")
         sure = f" with {level:.0%} confidence" if isinstance(level, float) else ""
         lines.append(f"| difference, at least{sure} | {gate['lower_bound']:+.3f} |")
-    for key, words in (("scenarios", "held-out scenarios"), ("judge", "judge"), ("rubric", "rubric")):
-        if gate.get(key) is not None:
-            lines.append(f"| {words} | {gate[key]} |")
+    words = {"scenarios": "held-out scenarios", "judge": "judge", "rubric": "rubric"}
+    lines += [f"| {said} | {gate[key]} |" for key, said in words.items() if gate.get(key) is not None]
     if "checks" in gate:
         failed = sum(not check.get("passed", True) for check in gate["checks"])
         lines.append(f"| checks failed | {failed} of {len(gate['checks'])} |")

@@ -60,12 +60,9 @@ def unpublished(target: Path) -> Generator[Path]:
 
 
 def publish_adapter(
-    tmp_dir: str | os.PathLike[str],
-    final_dir: str | os.PathLike[str],
-    *,
-    base_sha256: str,
+    tmp_dir: str | os.PathLike[str], final_dir: str | os.PathLike[str], *, base_sha256: str,
     extra: Mapping[str, Any] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Publishes a finished adapter atomically and returns its final directory.
 
     The function writes `MANIFEST.json`, flushes every file and the directory to disk, and then renames `tmp_dir` to
@@ -83,11 +80,8 @@ def publish_adapter(
         raise AdapterRejected(f"{target} exists already and a policy never changes. Publish under the next step.")
     files = _list_files(name, source) - {MANIFEST}
     _check_file_set(name, files)
-    manifest = {
-        **(extra or {}),
-        "files": {file: _hash_and_sync(source / file) for file in sorted(files)},
-        "base_sha256": base_sha256,
-    }
+    hashes = {file: _hash_and_sync(source / file) for file in sorted(files)}
+    manifest = {**(extra or {}), "files": hashes, "base_sha256": base_sha256}
     manifest_path = source / MANIFEST
     manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     _hash_and_sync(manifest_path)

@@ -70,14 +70,9 @@ class Hub:
             return Repository(name, f"{self._api.endpoint}/{name}", bool(found.private), False)
 
     def upload(
-        self,
-        repository: Repository,
-        directory: Path,
-        files: Sequence[str],
-        *,
-        message: str,
+        self, repository: Repository, directory: Path, files: Sequence[str], *, message: str,
         sent: Callable[[int, str], None],
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Uploads files, makes them visible with one commit, and returns the commit's id.
 
         Args:

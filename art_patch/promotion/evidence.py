@@ -21,7 +21,6 @@ The policy under test, a canary or a shadow, is named `challenger` in the code.
   original, if the champion answered that.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +145,7 @@ def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[A
     """Split calls at the changes of the canary's share."""
     found: list[list[ArmCall]] = [[] for _ in range(len(changes) + 1)]
     for call in calls:
-        found[bisect_right(changes, call.at)].append(call)
+        found[sum(change <= call.at for change in changes)].append(call)
     return found
 
 

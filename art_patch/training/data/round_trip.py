@@ -171,14 +171,9 @@ def _turn_before(calls: Sequence[Call], position: int) -> Turn | None:
 
 def _difference(kind: Kind, call: Call, recorded: Ids, rendered: Ids, tokenizer: Any) -> Difference:
     place = _common(recorded, rendered)
-    return Difference(
-        kind,
-        call.id,
-        place,
-        before=_texts(recorded[max(0, place - _AROUND) : place], tokenizer),
-        recorded=_texts(recorded[place : place + _AROUND], tokenizer),
-        rendered=_texts(rendered[place : place + _AROUND], tokenizer),
-    )
+    from_there = slice(place, place + _AROUND)
+    shown = (recorded[max(0, place - _AROUND) : place], recorded[from_there], rendered[from_there])
+    return Difference(kind, call.id, place, *(_texts(ids, tokenizer) for ids in shown))
 
 
 def _common(one: Ids, other: Ids) -> int:

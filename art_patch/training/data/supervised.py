@@ -46,13 +46,9 @@ class Demonstrations:
 
 
 def demonstrations(
-    scored: Iterable[Scored],
-    corrections: Iterable[Corrected],
-    renderer: Renderer,
-    *,
-    least_reward: float,
+    scored: Iterable[Scored], corrections: Iterable[Corrected], renderer: Renderer, *, least_reward: float,
     max_tokens: int,
-) -> Demonstrations:
+) -> Demonstrations:  # fmt: skip
     """Returns rows of the answers to imitate: upstream's answers in runs of high reward, and people's corrections.
 
     An answer is learned only once, even if its run is in several groups or its call was copied by a shadow. A corrected

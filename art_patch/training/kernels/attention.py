@@ -77,17 +77,9 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def tree_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    forest: Forest,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, forest: Forest,
+    scaling: float | None = None, sliding_window: int | None = None, **more: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Computes attention over trees, with the signature that transformers expects of an attention function.
 
     Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E), and

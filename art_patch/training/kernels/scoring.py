@@ -26,7 +26,6 @@ from art_patch.errors import TrainingError
 from art_patch.training.data.packing import Example, Pack, Tree, packs_of, tree_of
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels import attention
-from art_patch.training.kernels.attention import Forest, Unsupported
 
 # Root mean square, in nats, by which the two ways of scoring may differ through rounding alone.
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -107,7 +106,7 @@ class Scorer:
             # A token's position is its place in its row, not among the packed tokens.
             position_ids=depth_P[None],
             use_cache=False,
-            **({"forest": Forest(tree.nodes, depth_P)} if self.shares else {}),
+            **({"forest": attention.Forest(tree.nodes, depth_P)} if self.shares else {}),
         ).last_hidden_state
         return hidden_1PW[0]
 
@@ -154,7 +153,7 @@ class Scorer:
         try:
             together = self._together(pack).logprob_N
         # What a model that was written for another attention raises when it meets `forest` is of many kinds.
-        except (Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (attention.Unsupported, TypeError, ValueError, AttributeError, RuntimeError) as error:
             self._give_up(f"{type(error).__name__}: {error}")
             return
         self._attend_by(self._before)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch  # with transformers it takes seconds: import this module only before training
+from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
 from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
@@ -148,7 +149,7 @@ def _recompute_blocks(model: torch.nn.Module) -> None:
         if isinstance(module, GradientCheckpointingLayer):
             block: Any = module
             block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
             block.training = True
 
 

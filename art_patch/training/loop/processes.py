@@ -174,11 +174,10 @@ def _listen(started: list[Child], progress: Progress) -> None:
         if line is None:
             running -= 1
             if code := started[rank].wait():
-                said = "\n".join(tails[rank])
                 raise TrainingError(
                     f"a training process ended with {code}; the next cycle goes on from its last checkpoint. If the "
                     "machine ran out of memory, lower micro_batch_tokens or processes. It said last:\n"
-                    f"{said}"
+                    + "\n".join(tails[rank])
                 )
         elif line.startswith(_MARK):
             message = json.loads(line.removeprefix(_MARK))

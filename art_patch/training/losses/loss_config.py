@@ -135,8 +135,6 @@ LOSSES: dict[LossName, Loss] = {
         "https://arxiv.org/abs/2602.05261", "clip", "trajectory_sum", ("sequence", "token"), _clip(2e-3, 2.5e-3)
     ),
 }
-
-
 _OF_SOME_LOSSES = {name for loss in LOSSES.values() for name in loss.settings}
 
 
