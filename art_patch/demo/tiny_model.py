@@ -258,22 +258,12 @@ def _new_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCaus
 
     vocabulary = tokenizer.get_vocab()
     heads = shape.hidden // 32
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(vocabulary),
-            hidden_size=shape.hidden,
-            intermediate_size=3 * shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=heads,
-            num_key_value_heads=max(1, heads // 2),
-            head_dim=32,
-            max_position_embeddings=shape.max_positions,
-            tie_word_embeddings=True,
-            eos_token_id=vocabulary[END_OF_TURN],
-            pad_token_id=vocabulary[CONTROL_TOKENS[0]],
-            bos_token_id=None,
-        )
-    )
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(vocabulary), hidden_size=shape.hidden, intermediate_size=3 * shape.hidden,
+        num_hidden_layers=shape.layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 2), head_dim=32,
+        max_position_embeddings=shape.max_positions, tie_word_embeddings=True, eos_token_id=vocabulary[END_OF_TURN],
+        pad_token_id=vocabulary[CONTROL_TOKENS[0]], bos_token_id=None,
+    ))  # fmt: skip
 
 
 @contextmanager

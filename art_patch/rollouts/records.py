@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -174,8 +174,7 @@ def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
     return max(means.keys() & set(steps), key=lambda step: (means[step], step), default=None)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             read: Any = json.loads(line)
@@ -183,5 +182,4 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             continue
         # The file is the user's to edit; a line of another form is passed over.
         if isinstance(read, dict) and isinstance(read.get("step"), int):
-            found.append(read)
-    return found
+            yield read

@@ -181,9 +181,7 @@ EPISODE_COLUMNS = (
 CONTENT_COLUMNS = ("input", "output")
 """Messages of the last call, in the form of OpenTelemetry's GenAI conventions."""
 
-ACTION_COLUMNS = (
-    "tool", "times", "share", "runs", "results", "failed_results", "success_share", "mean_reward",
-)  # fmt: skip
+ACTION_COLUMNS = ("tool", "times", "share", "runs", "results", "failed_results", "success_share", "mean_reward")
 """Results are spans of the kind `tool`, which a framework or the app reported. The mean reward is that of the runs that
 asked for the tool. A share or mean of nothing is `None`."""
 
