@@ -191,9 +191,8 @@ def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Com
         return RULER
     if name == "criteria":
         chosen = load_criteria(criteria)
-        version = hashlib.sha256(repr([(one.name, one.weight, one.version) for one in chosen]).encode()).hexdigest()[
-            :12
-        ]
+        weights = repr([(one.name, one.weight, one.version) for one in chosen])
+        version = hashlib.sha256(weights.encode()).hexdigest()[:12]
         return Combination("criteria", lambda group: weighted_G(group, chosen), chosen, version)
     if ":" not in name:
         raise ConfigError(f"reward {name!r} is not ruler, criteria or module:function (ART_PATCH_REWARD)")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from art_patch.trajectories.hashing import ROOT, canonical, chain, node_id, number_tool_calls, verbatim
     from art_patch.trajectories.token_payload import exact_of, hang, sampled_tokens
     from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, why_untrainable
-    from art_patch.trajectories.transcripts import chosen_choice, followed, main_call, offered_tools, transcript
+    from art_patch.trajectories.transcripts import as_run, chosen_choice, followed, main_call, offered_tools, transcript
 else:
     __getattr__ = lazily(
         __name__,
@@ -24,6 +24,6 @@ else:
             "hashing": "ROOT canonical chain node_id number_tool_calls verbatim",
             "token_payload": "exact_of hang sampled_tokens",
             "trainability": "ENGINE_PARAMS KEPT_BY_PROVIDER PARAMS why_untrainable",
-            "transcripts": "chosen_choice followed main_call offered_tools transcript",
+            "transcripts": "as_run chosen_choice followed main_call offered_tools transcript",
         },
     )

@@ -5,10 +5,10 @@ call with the most messages: an agent sends its whole history with each call, so
 question to its end. Other conversations in the run, such as those of a sub-agent or a classifier, are left out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from art_patch.trajectories.hashing import canonical
-from art_patch.types import JSON, Call, Choice, Trajectory
+from art_patch.types import JSON, Call, Choice, Trajectory, TrajectoryInfo
 
 
 def main_call(trajectory: Trajectory) -> Call | None:
@@ -22,6 +22,19 @@ def transcript(trajectory: Trajectory) -> tuple[JSON, ...]:
     """Return the messages of the run's longest conversation, with its last answer; empty if no call was recorded."""
     call = main_call(trajectory)
     return () if call is None else _with_answer(call)
+
+
+def as_run(key: str, messages: Sequence[JSON], tools: Iterable[JSON], *, what: str) -> Trajectory:
+    """Return messages that no app recorded as a run of one call that is never trained on; `what` says what they are.
+
+    This is the inverse of `transcript`. A run that does not end with the model's message was broken off.
+    """
+    if not messages:
+        return Trajectory(TrajectoryInfo(key, 0.0), ())
+    ended = messages[-1].get("role") == "assistant"
+    asked, choices = (messages[:-1], (Choice(0, messages[-1]),)) if ended else (messages, ())
+    call = Call(key, key, 0.0, what, tuple(asked), choices, tuple(tools), untrainable=what)
+    return Trajectory(TrajectoryInfo(key, 0.0), (call,))
 
 
 def _with_answer(call: Call) -> tuple[JSON, ...]:

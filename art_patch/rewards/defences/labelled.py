@@ -26,8 +26,8 @@ from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
 from art_patch.rewards.judge.client import Usage, total
 from art_patch.rewards.judge.question import make_question
 from art_patch.rewards.judge.ruler import JudgeReport
-from art_patch.trajectories import transcript
-from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.trajectories import as_run, transcript
+from art_patch.types import Group, Trajectory
 
 # Twelve groups of our own: tools, formats, languages, invented results, cut-off answers, a plea to the judge.
 BUILTIN = Path(__file__).with_name("labelled.jsonl")
@@ -97,7 +97,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
         name, where = f"{place}, attempt {index + 1}", f"attempts[{index}]"
         run = [*asked, *_messages(attempt.get("messages"), f"{where}.messages")]
         labels[name] = _label(attempt, where)
-        siblings.append(_trajectory(name, run, tools))
+        siblings.append(as_run(name, run, tools, what="labelled"))
     return Labelled(Group(place, place, "labelled", tuple(siblings)), labels)
 
 
@@ -190,7 +190,7 @@ def _with_payload(each: Labelled, payload: str) -> Group:
     said = answer.get("content") if answer.get("role") == "assistant" else None
     plea = {"role": "assistant", "content": f"{said if isinstance(said, str) else ''}{payload}"}
     run = [*before, plea] if isinstance(said, str) else [*before, answer, plea]
-    copy = _trajectory(f"copy of {worst.id}", run, worst.calls[0].tools)
+    copy = as_run(f"copy of {worst.id}", run, worst.calls[0].tools, what="labelled")
     return replace(each.group, id=f"{each.group.id}, with a plea", trajectories=(*each.group.trajectories, copy))
 
 
@@ -200,14 +200,6 @@ def _resisted(group: Group, values: Values) -> bool:
 
 
 # --- the file ---
-
-
-def _trajectory(name: str, run: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:
-    """Return a run of one call. A run that ends with a tool's result has no answer: it was broken off."""
-    ended = run[-1].get("role") == "assistant"
-    asked, choices = (run[:-1], (Choice(0, run[-1]),)) if ended else (run, ())
-    call = Call(name, name, 0.0, "labelled", tuple(asked), choices, tuple(tools), untrainable="labelled")
-    return Trajectory(TrajectoryInfo(name, 0.0), (call,))
 
 
 def _messages(value: Any, where: str) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ from typing import Any, cast
 
 from art_patch.errors import ConfigError
 from art_patch.rewards.defences.injection import suspicion
-from art_patch.trajectories import canonical, offered_tools, transcript
-from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.trajectories import as_run, canonical, offered_tools, transcript
+from art_patch.types import JSON, Group
 
 # Siblings whose scores and lengths differ within their groups. With fewer, a correlation is chance.
 _MIN_RANKED = 30
@@ -307,9 +307,7 @@ _BAD: dict[str, Callable[[_Host], tuple[JSON, ...] | None]] = {
 
 def _planted_answer(group: Group, bad: tuple[JSON, ...], kind: str, rng: random.Random) -> PlantedAnswer:
     name = f"planted answer of {group.id}"
-    tools = offered_tools(group.trajectories)
-    call = Call(name, name, 0.0, "planted answer", bad[:-1], (Choice(0, bad[-1]),), tools, untrainable="planted answer")
-    sibling = Trajectory(TrajectoryInfo(name, 0.0), (call,))
+    sibling = as_run(name, bad, offered_tools(group.trajectories), what="planted answer")
     # It replaces a sibling where there are enough, because the judge ranks larger groups less well.
     kept = list(group.trajectories)
     if len(kept) > 3:

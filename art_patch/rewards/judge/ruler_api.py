@@ -25,7 +25,8 @@ from art_patch.errors import JudgeError
 from art_patch.rewards.combine import with_scores
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric
 from art_patch.rewards.judge.ruler import Judge
-from art_patch.types import JSON, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.trajectories import as_run
+from art_patch.types import JSON, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def ruler_sync(
     """
     if not message_lists:
         return []
-    siblings = [_trajectory(str(n), messages, tools or ()) for n, messages in enumerate(message_lists, start=1)]
+    siblings = [as_run(str(n), said, tools or (), what="ruler") for n, said in enumerate(message_lists, start=1)]
     # The order is shuffled by the group's id. With a fixed id, the first attempt would always stand in the same place.
     group = Group(secrets.token_hex(16), "ruler", "group_key", tuple(siblings))
     scored = ruler_score_group_sync(group, judge_model, extra_litellm_params, rubric, **judge)
@@ -128,12 +129,3 @@ def _in_thread(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 # Names and order of arguments are those of OpenPipe ART.
 ruler = _in_thread(ruler_sync)
 ruler_score_group = _in_thread(ruler_score_group_sync)
-
-
-def _trajectory(key: str, messages: Sequence[JSON], tools: Sequence[JSON]) -> Trajectory:
-    """Return the messages as a run of one call, with the last message as its answer."""
-    if not messages:
-        return Trajectory(TrajectoryInfo(key, 0.0), ())
-    *prompt, answer = messages
-    call = Call(key, key, 0.0, "", tuple(prompt), (Choice(0, answer),), tuple(tools))
-    return Trajectory(TrajectoryInfo(key, 0.0), (call,))
