@@ -59,14 +59,12 @@ def _read(path: Path, owners: set[int] | None) -> str:
     try:
         # Checked before the file is opened, because opening a device may do something, and again when it is open,
         # because another file may have taken its place.
-        status = path.stat() if owners is None else path.lstat()
+        status, content = path.stat() if owners is None else path.lstat(), b""
         if stat.S_ISREG(status.st_mode):
             follow = 0 if owners is None else os.O_NOFOLLOW
             # O_NONBLOCK: a named pipe that took its place would block the app until somebody writes to it.
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow), "rb") as file:
                 status, content = os.fstat(file.fileno()), file.read(_LONGEST + 1)
-        else:
-            content = b""
         key = content.decode().strip()
     except OSError as error:
         raise ConfigError(

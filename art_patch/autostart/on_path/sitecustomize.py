@@ -7,12 +7,11 @@ Right before the program imports the SDK, or a library in `_OURS`, this module p
 from __future__ import annotations
 
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 TYPE_CHECKING = False  # `typing` is not imported for it: every Python process pays for what is imported here
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 # The SDK, and libraries that import it in the middle of a module that an integration needs complete.

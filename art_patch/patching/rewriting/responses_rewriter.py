@@ -267,9 +267,8 @@ class ResponsesStream(StreamRewriter):
         for choice in objects(chunk.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
-            delta = choice.get("delta")
-            if isinstance(delta, dict):
-                yield from self._delta(cast(dict[str, Any], delta))
+            if not self._closed:
+                yield from self._delta(as_object(choice.get("delta")))
             if choice.get("finish_reason") is not None and not self._closed:
                 self._closed, self._why = True, _why_incomplete(choice["finish_reason"])
                 # Items are closed only now: an item is never reopened, and engines may write several tool calls at
@@ -277,8 +276,6 @@ class ResponsesStream(StreamRewriter):
                 yield from self._close()
 
     def _delta(self, delta: dict[str, Any]) -> Iterable[bytes]:
-        if self._closed:
-            return
         for kind, text in (("output_text", delta.get("content")), ("refusal", delta.get("refusal"))):
             if isinstance(text, str) and text:
                 yield from self._write(kind, text)
@@ -300,9 +297,8 @@ class ResponsesStream(StreamRewriter):
             yield self._event(f"{kind}.delta", **place, delta=text, **_logprobs(kind))
 
     def _call(self, position: int, given: dict[str, Any]) -> Iterable[bytes]:
-        index = given.get("index")
-        index = index if isinstance(index, int) else position
-        named: dict[str, Any] = given["function"] if isinstance(given.get("function"), dict) else {}
+        index = given["index"] if isinstance(given.get("index"), int) else position
+        named = as_object(given.get("function"))
         call = self._calls.get(index)
         if call is None:
             call_id, name = given.get("id"), named.get("name")
