@@ -177,6 +177,12 @@ def waiting_bytes(directory: Path) -> int:
     return total
 
 
+def only_project_in(spools: Path) -> str | None:
+    """Return the only project of which records wait in its directory of spools; `None` if there is none or several."""
+    left = [each.name for each in spools.glob("*") if waiting_bytes(each)]
+    return left[0] if len(left) == 1 else None
+
+
 def _write_all(batch: list[Record], write: Callable[[Sequence[Record]], object]) -> int:
     """Write a batch; leave out records that the store refuses while it takes others."""
     try:

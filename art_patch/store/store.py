@@ -13,7 +13,7 @@ from art_patch._lib.forking import late_import
 from art_patch.errors import ConfigError, StoreError
 from art_patch.store.backends.database import Database, Trouble
 from art_patch.store.backends.urls import is_postgres, missing_driver, sqlite_path
-from art_patch.store.spool import take_over, waiting_bytes
+from art_patch.store.spool import only_project_in, take_over, waiting_bytes
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Store:
         """Write what processes that have ended left in their spools, and return how many records that were."""
         if self._spools is None or not self._spools.is_dir():
             return 0
-        owner = self._database.owner()
+        # A store that no app has opened yet has no project.
+        owner = self._database.owner() or only_project_in(self._spools)
         return 0 if owner is None else take_over(self._spools / owner, self.write)
 
     def verify(self) -> list[str]:
@@ -127,11 +128,12 @@ def open_store(
         database = _open_database(url, create=create, project=project, trouble=trouble)
     except StoreError:
         # The processes that would have created it may have ended before.
-        left = [each.name for each in spools.glob("*") if waiting_bytes(each)] if spools is not None else []
-        mine = project if project is not None or len(left) != 1 else left[0]
-        if create or mine not in left:
+        if create or spools is None:
             raise
-        database = _open_database(url, project=mine, trouble=trouble)
+        project = project or only_project_in(spools)
+        if project is None or not waiting_bytes(spools / project):
+            raise
+        database = _open_database(url, project=project, trouble=trouble)
     store = Store(database, spools)
     try:
         store.take_over_spools()

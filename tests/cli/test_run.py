@@ -62,10 +62,7 @@ def run(
 
 def models(home: Path, project: str = "default") -> list[str]:
     """The models of the calls that were recorded."""
-    path = home / project / "store.db"
-    if not path.exists():
-        return []
-    store = open_store(f"sqlite:///{path}")
+    store = open_store(f"sqlite:///{home}/{project}/store.db")
     found = [call.requested_model for run in store.read.recent() for call in run.calls]
     store.close()
     return sorted(found)
