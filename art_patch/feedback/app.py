@@ -1,9 +1,8 @@
 """The feedback server: `GET /feedback` shows a page with the question, `POST /feedback` stores the person's answer.
 
-The page has two buttons and a text field, in plain HTML: no script, and nothing loaded from elsewhere. A POST sends the
-page's form, or JSON from an app (`{"value": 1, "comment": "..."}`), and JSON is answered with JSON. The server refuses
-links that are forged (403) or expired (410), values out of range (422), and bodies that are too long (413) or of
-another type (415).
+The page is plain HTML: no script, and nothing loaded from elsewhere. A POST sends the page's form, or JSON from an app
+(`{"value": 1, "comment": "..."}`), and JSON is answered with JSON. The server refuses links that are forged (403) or
+expired (410), values out of range (422), and bodies that are too long (413) or of another type (415).
 
 If the store does not hold the run (it was not sampled, or was erased), the server thanks for the answer and does not
 store it.
@@ -91,7 +90,7 @@ def run_feedback(
         advertise: the public address of the server, if people reach it by another name or through a TLS proxy.
         on_ready: called with the server's address once it answers requests.
         drain_s: seconds that running requests have to finish when the server stops.
-        stop: ends the server when set; for callers that run it in a thread.
+        stop: ends a server in a thread, which signals do not reach.
 
     Raises:
         ConfigError: `advertise` is no address, or the key cannot be read.
@@ -123,13 +122,9 @@ def run_feedback(
 def build_app(
     store: Store, *, secret: bytes, project: str, redact: Redact = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Return the ASGI application of the feedback server.
+    """Return the feedback server's ASGI application, for links that `secret` and `project` sign.
 
-    Args:
-        secret: the key that links are signed with.
-        project: the project's name. It is part of the signature, so links of another project are refused.
-        redact: removes personal data from comments before they are stored; see `Settings.redact`.
-        clock: returns seconds since the epoch.
+    `redact` removes personal data from comments before they are stored, and `clock` returns seconds since the epoch.
     """
     desk = _Desk(store, secret, project, None if redact is None else Redactor(redact), clock)
     asked, answered = Route(PATH, desk.ask, methods=["GET"]), Route(PATH, desk.take, methods=["POST"])

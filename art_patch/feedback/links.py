@@ -1,8 +1,7 @@
 """Feedback links: the app makes them, the feedback server checks them. Both know the secret that signs them.
 
 A link has the form `ADDRESS/feedback?trajectory=...&name=...&expires=...&signature=...`, with an HMAC-SHA256 signature.
-An app may append `&value=1`, which preselects an answer on the page. The value is not signed, because the person still
-confirms it.
+An app may append `&value=1`, unsigned, which preselects an answer that the person still confirms.
 """
 
 import base64
@@ -101,11 +100,9 @@ def signature_of(link: Link, secret: bytes, project: str) -> str:
 
 
 def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
-    """Check the signature of a link, given as query parameters; return the permission in it, and the signature.
+    """Return the permission in a link, given as query parameters, and its signature.
 
-    Raises:
-        Forged: the signature is wrong, or a parameter is missing or given twice.
-        Expired: the signature is valid, but the link's time is over.
+    Raises `Forged` if the signature is wrong or a parameter is missing or given twice, `Expired` if the time is over.
     """
     pairs = list(query)
     given = dict(pairs)
@@ -130,8 +127,7 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
 def address_of(settings: Settings, base_url: str | None = None) -> str:
     """Return the feedback server's address without a final slash: `base_url`, else the setting, else the address file.
 
-    Raises:
-        ConfigError: no address is known, or it does not begin with http:// or https://.
+    Raises a `ConfigError` if no address is known, or it does not begin with http:// or https://.
     """
     address = base_url or settings.feedback_base_url
     if address is None:
@@ -155,8 +151,7 @@ def say_address(settings: Settings, address: str) -> None:
 def secret_of(settings: Settings) -> bytes:
     """Return the key that signs links: the setting `feedback_secret`, else that of the key file, made if missing.
 
-    Raises:
-        ConfigError: the key file cannot be made or read, or other users of the machine may read it.
+    Raises a `ConfigError` if the file cannot be made or read, or other users of the machine may read it.
     """
     if settings.feedback_secret is not None:
         return settings.feedback_secret.encode()

@@ -47,11 +47,7 @@ def read_feedback(text: str) -> list[Feedback]:
 
 
 def feedback_of(rows: Iterable[Any]) -> list[Feedback]:
-    """Return rows of Langfuse's or LangSmith's API or files, given as JSON objects, as `Feedback`.
-
-    Raises:
-        MalformedFile: a row is neither Langfuse's nor LangSmith's.
-    """
+    """Return rows of an API or a file as `Feedback`; raises `MalformedFile` for a row that is of neither tool."""
     return [_feedback(row, f"row {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -152,10 +148,7 @@ class LangfuseScores:
         self._api = langfuse_api(root, public_key, secret_key)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Yield the scores from `since` (seconds since the epoch) on, or all, as JSON objects.
-
-        Raises `TrackerError` if Langfuse cannot be reached, or refused the request.
-        """
+        """Yield the scores from `since` (seconds since the epoch) on, or all; raises `TrackerError` if that fails."""
         import httpx
         from langfuse.api.core import ApiError
 
@@ -194,10 +187,7 @@ class LangSmithFeedback:
         self._client = Client(api_url=endpoint, api_key=api_key, auto_batch_tracing=False)
 
     def rows(self, since: float | None) -> Iterator[Any]:
-        """Yield the feedback from `since` (seconds since the epoch) on, or all, as JSON objects.
-
-        Raises `TrackerError` if LangSmith cannot be reached, or refused the request.
-        """
+        """Yield the feedback from `since` (seconds since the epoch) on, or all; raises `TrackerError` if that fails."""
         from langsmith.utils import LangSmithError
 
         wanted: dict[str, Any] = {}
@@ -219,8 +209,7 @@ def write_feedback(
 ) -> Counter[str]:
     """Write the rows that the store lacks as scores; return the number of rows by outcome, such as `written`.
 
-    `rename` is one name for all scores, or `None` for each row's own. `source` (a file or service) and `who` (the
-    person or job that imports) are for the audit log.
+    `rename` is one name for all scores; `source` (a file or service) and `who` (who imports) are for the audit log.
     """
     metrics = Counter[str](read=len(rows))
     runs = _runs_of(store, rows)

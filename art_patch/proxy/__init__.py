@@ -1,13 +1,12 @@
 """An HTTP server with OpenAI's API, whose calls are routed and recorded as if `patch()` ran in the caller.
 
 It is for calls that a patch of the Python SDK cannot reach: other languages, litellm's own transports, other HTTP
-clients. In: HTTP requests under `/v1`. Out: the answers of upstream, or of the champion, byte for byte.
+clients. The caller gets the answer of upstream, or of the champion, byte for byte.
 
-Chat completions, completions and responses go through a patched client of the OpenAI SDK in the proxy's process, so
-mode, fallback, circuit breaker and record are those of `patching`. All other requests are forwarded to upstream.
-Upstream gets the caller's key, headers (except `x-art-...`) and body. The proxy sends a request to upstream only once;
-a caller that wants retries repeats the request itself. The caller's key is never recorded and never sent to the engine.
-If a caller disconnects, its call to upstream is cancelled.
+Chat completions, completions and responses go through a patched client of the OpenAI SDK, so mode, fallback, circuit
+breaker and record are those of `patching`. All other requests are forwarded to upstream. Upstream gets the caller's
+key, headers (except `x-art-...`) and body, only once: a caller that wants retries repeats the request itself. The
+caller's key is never recorded and never sent to the engine. If a caller disconnects, its upstream call is cancelled.
 """
 
 from art_patch.proxy.server import run_proxy

@@ -1,9 +1,8 @@
 """Sends each caller's request to upstream unchanged, and chooses the headers that go to upstream and to the caller.
 
-The proxy makes each call with one client of the OpenAI SDK; that client is patched, so it routes the call and handles
-errors. But the HTTP request to upstream is built from the caller's own bytes and headers, so that the SDK and this
-process add nothing to it: no key, organisation, retry, user agent or cookie. The request to the engine is a different
-one, which `patching` makes from the parsed body.
+Each call goes through one patched client of the OpenAI SDK. But the HTTP request to upstream is built from the caller's
+own bytes and headers, so that the SDK and this process add nothing to it: no key, organisation, retry, user agent or
+cookie. The request to the engine is a different one, which `patching` makes from the parsed body.
 """
 
 from contextvars import ContextVar
@@ -80,14 +79,8 @@ class Upstream:
         """Send a call through the patched SDK, and return the HTTP response, whatever its status.
 
         A successful stream is returned open, for the caller to read; the body of every other response is in memory.
-
-        Args:
-            surface: path of the call below the base URL: `/chat/completions`, `/completions` or `/responses`.
-            sent: the request to send if the call goes upstream.
-            body: the parsed body of `sent`, from which the request to the engine is made.
-
-        Raises:
-            Unreachable: if upstream did not answer.
+        `surface` is the path below the base URL; from `body`, the parsed body of `sent`, the request to the engine is
+        made. Raises `Unreachable` if upstream did not answer.
         """
         # By a context variable: the SDK has no argument by which a ready request could reach `_build_request`.
         token = _SENT.set(sent)

@@ -41,12 +41,10 @@ class EngineClient:
     def __init__(
         self, base_url: str, api_key: str | None = None, *, admin_key: str | None = None, timeout_s: float = 120.0
     ) -> None:
-        """Creates the client; it connects to the engine with the first request.
+        """Creates the client; it connects with the first request. `base_url` may end in `/v1`.
 
-        Args:
-            base_url: address of the engine, such as `http://127.0.0.1:8000`, with or without `/v1`.
-            api_key: key of an engine that requires one on every route.
-            admin_key: key of an engine that requires one only for loading and unloading; ignored if `api_key` is given.
+        `api_key` is for an engine that requires one on every route. `admin_key` is for one that requires it only for
+        loading and unloading; it is ignored if `api_key` is given.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key or "none"  # the SDK demands some key; without one the engine does not look at it

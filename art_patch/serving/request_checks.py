@@ -1,9 +1,8 @@
 """Request checks of both engines: refuse web pages, missing keys, unsupported parameters and bodies that are too large.
 
-Every error response is `{"error": {"message", "type", "param", "code"}}`. The engine accepts a parameter if it
-implements it, if the parameter does not change the answer, or if its value is the neutral one. The engine refuses any
-other parameter with 400, and the patched app sends the call to its provider. To ignore the parameter would give the
-caller a different answer than it asked for.
+The engine accepts a parameter if it implements it, if the parameter does not change the answer, or if its value is the
+neutral one. It refuses any other with 400, because to ignore it would give the caller a different answer than it asked
+for.
 """
 
 import asyncio

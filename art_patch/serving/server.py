@@ -1,8 +1,6 @@
 """Serves an engine over HTTP with Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
 
-The server is one process with one event loop; the engine runs the model on another thread or in another process.
-Without an API key it listens on loopback only. On SIGTERM it stops accepting requests, waits for running ones (at most
-`drain_s`) and returns.
+On SIGTERM the server stops accepting requests, waits for running ones (at most `drain_s`) and returns.
 """
 
 from __future__ import annotations
@@ -56,13 +54,11 @@ def build_app(
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
 ) -> Starlette:
-    """Returns the ASGI application that answers the routes of the engine's HTTP contract.
+    """Returns the ASGI application that answers the routes of the engine's HTTP contract; it never closes the engine.
 
     Args:
-        engine: answers the requests; the application never closes it.
         api_key: key that callers must send on every route but `/health`; `None` requires none.
-        admin_key: key that callers must send to load or unload a policy, if there is no `api_key`. Without either key,
-            the server refuses all loading and unloading.
+        admin_key: key for loading and unloading, if there is no `api_key`. Without either key, neither is allowed.
         names: host names in `Host` that are accepted besides loopback's own; `None` accepts any name.
         serves: returns the policy that is champion of a NAME now, or `None`; used by `ExactRoute`.
     """
@@ -138,13 +134,13 @@ def run_server(
     Args:
         engine: the engine to serve; it is closed when this function returns or raises.
         host: address to listen on; any address but loopback requires a key.
-        port: port to listen on; 0 takes a free one, and `on_ready` is told which.
+        port: port to listen on; 0 takes a free one, which `on_ready` learns.
         names: other host names of this server, such as that of a reverse proxy in front of it.
         policies: policies to load before the first request is answered; if one cannot be loaded, the server fails.
         spare: policies to load as well; an error of these is only logged, and requests for them get 404.
         on_ready: called with the base URL, `http://HOST:PORT`, as soon as the server answers requests.
         drain_s: seconds within which running requests may finish after the server was told to stop.
-        stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
+        stop: ends a server in a thread, which signals do not reach.
 
     Raises:
         ConfigError: the address is not loopback and there is no key.

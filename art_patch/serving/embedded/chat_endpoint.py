@@ -1,13 +1,10 @@
 """`POST /v1/chat/completions` of the embedded engine.
 
-`ChatEndpoint` checks the body, renders the prompt, starts a generation and sends its pieces to the client, as one JSON
-body or as server-sent events. If the client disconnects, its generation is cancelled. If a stream fails after it has
-begun, the endpoint sends an error event and ends the stream without `[DONE]`, so that no client takes a partial answer
-for a complete one.
+`ChatEndpoint` checks the body, renders the prompt and generates. If a stream fails after it has begun, the endpoint
+sends an error event and ends the stream without `[DONE]`, so that no client takes a partial answer for a complete one.
 
 `ChatResponse` formats the pieces. Streamed and unstreamed answers go through the same `OutputText`, so the chunks of a
-stream add up to the unstreamed answer. With `return_token_ids` the response uses vLLM's field names: `prompt_token_ids`
-at the top level (in a stream on each choice's first chunk), `token_ids` on each choice.
+stream add up to the unstreamed answer.
 """
 
 from __future__ import annotations

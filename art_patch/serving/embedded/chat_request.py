@@ -1,8 +1,7 @@
 """Checks an OpenAI chat-completion body: returns it as a `ChatRequest`, or raises the error to answer with.
 
-A parameter that this engine cannot honour exactly is refused with a 400 that names it (`ApiError`); a patched app then
-sends the call to its provider. The one exception is `strict` in a tool's definition: this engine ignores it, as vLLM
-does, so the arguments of a tool call may not follow the schema.
+A parameter that this engine cannot honour exactly is refused with a 400 that names it. The one exception is `strict` in
+a tool's definition: it is ignored, as vLLM does, so the arguments of a tool call may not follow the schema.
 """
 
 import math

@@ -1,9 +1,7 @@
 """A batch of rows of one policy that are decoded together, one token per row at a time, with one key/value cache.
 
-A row is one choice of a request. A `Cohort` starts with one forward pass over its prompts (`prefill`). Each `advance`
-feeds the tokens that were just sampled and computes the logits of the next ones; `keep` drops rows that have ended;
-`merge` adds the rows of a younger cohort. The scheduler's thread owns the cohort. That thread must activate the
-policy's LoRA before `prefill` and `advance`, because the cohort does not do it.
+A row is one choice of a request. The scheduler's thread owns the cohort. That thread must activate the policy's LoRA
+before `prefill` and `advance`, because the cohort does not do it.
 
 Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H attention heads, V vocabulary, W
 cached positions (columns, padding included), T positions of one forward pass, D size of a head.

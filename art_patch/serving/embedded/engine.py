@@ -1,8 +1,7 @@
 """The embedded engine serves one model in one process, on one scheduler thread: base by transformers, LoRAs by PEFT.
 
 The HTTP endpoint hands in requests by policy name and receives the pieces of the answer on its event loop. Policies are
-loaded and unloaded while requests run; the weights behind a policy's name never change. `scheduler` runs the model on a
-thread of its own.
+loaded and unloaded while requests run; the weights behind a policy's name never change.
 """
 
 from __future__ import annotations
@@ -74,11 +73,9 @@ class EmbeddedEngine:
             base: directory of the base model, or its Hugging Face id.
             name: name of the policies; the base model without a LoRA is served as `NAME@0`.
             adapters_root: directory that holds the published adapters.
-            device: torch device: `auto`, `cpu`, `cuda`, `cuda:1`, ...; `auto` is CUDA if there is any, else the CPU.
-            dtype: number type of the weights: `float32`, `bfloat16`, `float16` or `auto`, which is float32 on the CPU
-                and the checkpoint's own type on other devices.
-            merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; `None` lets
-                `make_bank` choose.
+            device: a torch device, or `auto`: CUDA if there is any, else the CPU.
+            dtype: number type of the weights, or `auto`: float32 on the CPU, else the checkpoint's own type.
+            merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; see `make_bank`.
         """
         directory = policies.resolve_model_dir(base)
         checkpoint = policies.read_base_model(directory)

@@ -1,8 +1,7 @@
 """One request inside the embedded engine, shared by its event loop and its scheduler thread. It needs no torch.
 
-The event loop creates a `Generation` and iterates over its `Piece`s. The scheduler's thread owns the request's `Row`s,
-one for each choice, and hands pieces over. A streamed request gets a piece for every sampled token, an unstreamed
-request one piece for each choice.
+The event loop creates a `Generation` and iterates over its `Piece`s: one for every sampled token of a streamed request,
+one for each choice of an unstreamed one. The scheduler's thread owns the `Row`s and hands the pieces over.
 """
 
 from __future__ import annotations
@@ -133,10 +132,7 @@ class Row:
         return "length" if len(self.token_ids) >= self.max_tokens else None
 
     def piece(self, reason: EngineReason | None) -> Piece | None:
-        """Returns the tokens to hand over after one was sampled; `reason` is set if the choice has ended with it.
-
-        They are the newest token of a streamed request, and those of the whole choice, once it has ended, of another.
-        """
+        """Returns a streamed request's newest token, or all tokens of an unstreamed choice that ends with `reason`."""
         if self.generation.stream:
             return Piece(self.index, self.token_ids[-1:], self.logprobs[-1:], reason)
         return Piece(self.index, self.token_ids, self.logprobs, reason) if reason else None

@@ -1,8 +1,6 @@
 """The LoRAs loaded into one model, of which at most one is active: two implementations of one interface.
 
-`_PeftBank` keeps the LoRA matrices beside the base weights, as they were trained, and works with every number type and
-model size. `_MergedBank` keeps, for each policy, a merged copy of the adapted weights, and activates a policy by
-pointing the modules at its copy. `make_bank` chooses between them.
+`_PeftBank` works with every number type and model size; `_MergedBank` is faster for small float32 models.
 
 The scheduler's thread owns the bank and calls it only between two forward passes. Adapters are validated before they
 reach the bank: every module that they name exists and every shape fits.
@@ -19,7 +17,7 @@ _MERGE_UP_TO_BYTES = 64 << 20
 
 
 class LoraBank(Protocol):
-    """Adds, activates and removes adapters in a loaded model; at most one adapter is active."""
+    """A loaded model's adapters, of which at most one is active."""
 
     def add(self, adapter: ValidatedAdapter) -> str:
         """Adds an adapter without activating it; returns the internal name to pass to `activate` and `remove`."""

@@ -1,13 +1,10 @@
 """The embedded engine's scheduler: one thread that owns the model.
 
-The scheduler receives `Generation`s with their policy, and commands such as loading an adapter; it sends out pieces of
-answers. Between two decode steps the thread runs commands, admits waiting requests as a new cohort, and merges that
-cohort into a running one if this costs less. Then it runs one decode step over each cohort in turn. A cohort holds rows
-of one policy only.
+Between two decode steps the thread runs commands, admits waiting requests as a new cohort, and merges that cohort into
+a running one if this costs less. Then it runs one decode step over each cohort in turn.
 
 If a decode step raises, only the requests of its cohort fail; if a row's log-probability is NaN, only that row's
-request fails. If `max_waiting` requests wait already, a further one is refused at once, and the patched app sends that
-call to its provider.
+request fails. If `max_waiting` requests wait already, a further one is refused at once.
 """
 
 import logging

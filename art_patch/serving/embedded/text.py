@@ -3,14 +3,13 @@
 Prompts go through the model's own tokenizer and chat template. Before that, messages are normalised: contents become
 strings, tool-call arguments become objects if they parse, and the role `developer` becomes `system`.
 
-Answers become pieces of text and `ToolCall`s; text from a stop string on is cut off. A stream adds up to the unstreamed
-answer, however the ids were split: text is held back while a character, a stop string or a tool call may be incomplete,
-and `close` returns what is still held back. If one token completes several stop strings, the leftmost counts.
+Text from a stop string on is cut off; if one token completes several stop strings, the leftmost counts. A stream adds
+up to the unstreamed answer, however the ids were split: text is held back while a character, a stop string or a tool
+call may be incomplete.
 
 A tool call is `<tool_call>{"name": str, "arguments": object}</tool_call>`, as Hermes and Qwen models write it. Anything
 else between the tags, and a tag that is never closed, stays plain text with its tags. White space next to a tool call
-is dropped from the text: the chat template adds it again, so rendering the answer again gives the text that was
-sampled.
+is dropped: the chat template adds it again, so rendering the answer again gives the text that was sampled.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ def gpus() -> list[str]:
 
 
 def home_of(root: Path, device: Device) -> Path:
-    """Returns the directory in which `art-patch init vllm` builds the environment for a kind of device.
+    """Returns the directory of the environment that `art-patch init vllm` builds for a kind of device.
 
-    Its name holds a hash of device, Python version and requirements, so a change of these gives another directory.
+    Its name has a hash of device, Python version and requirements, so a change of these gives another directory.
     """
     # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
     python = "{}.{}".format(*sys.version_info)
@@ -150,10 +150,9 @@ def home_of(root: Path, device: Device) -> Path:
 
 
 def find_vllm(given: Path | None, root: Path) -> Found | None:
-    """Finds an environment that has vLLM; returns `None` if there is none.
+    """Finds an environment that has vLLM: the interpreter `given`, else one built below `root`, else this process's.
 
-    With `given`, an interpreter that the user names, no other is tried; a `ConfigError` is raised if it has no vLLM.
-    Without it, the environments built below `root` are tried first, then the environment of this process.
+    Returns `None` if there is none; raises a `ConfigError` if the `given` one has no vLLM.
     """
     if given is not None:
         if (found := look(given)) is None:
@@ -187,11 +186,8 @@ def look(python: Path) -> Found | None:
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     """Builds a new vLLM environment in `home_of(root, device)` with pip; an earlier build there is deleted first.
 
-    `tell` is called with a line of text for each step.
-
-    Raises:
-        ConfigError: there is no tested CPU build of vLLM for this kind of machine.
-        EngineError: pip failed; the message holds the last lines of its output.
+    `tell` is called with a line for each step. Raises a `ConfigError` if there is no tested CPU build of vLLM for this
+    kind of machine, and an `EngineError` with the last lines of pip's output if pip failed.
     """
     directory = home_of(root, device)
     python = directory / "bin" / "python"

@@ -1,8 +1,8 @@
-"""Forward a chat completion to a vLLM replica: check the request, choose the replica, copy the answer to the caller.
+"""Forward a chat completion to a vLLM replica.
 
 If a replica fails before the first byte of its answer, the request goes to another replica; if there is none, the
-caller gets 503. If the replica fails after the first byte, the server closes the caller's connection without completing
-the response, so that no client takes a partial answer for a complete one.
+caller gets 503. If it fails later, the server closes the caller's connection without completing the response, so that
+no client takes a partial answer for a complete one.
 """
 
 import json
@@ -127,10 +127,7 @@ def check_request(fields: Mapping[str, Any]) -> str:
 
 
 def conversation_of(fields: Mapping[str, Any]) -> bytes:
-    """Returns the messages before the first answer of the assistant, as bytes.
-
-    They are the same in every call of a conversation, so that `VllmEngine.choose` can send all of them to one replica.
-    """
+    """Returns the messages before the assistant's first answer: they are the same in every call of a conversation."""
     roles = ("system", "developer", "user")
     opening = takewhile(lambda message: as_object(message).get("role") in roles, fields["messages"])
     return json.dumps(list(opening)).encode()

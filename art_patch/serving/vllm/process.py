@@ -1,7 +1,5 @@
 """One vLLM server process and its children: command line, environment variables, shutdown, and clean-up after a crash.
 
-Users add arguments for vLLM through `VllmOptions.extra`; `check_extra` refuses arguments that art-patch sets itself.
-
 Every process of a vLLM inherits an environment variable that names the art-patch server which started it. The next
 server in the same directory uses that variable to find processes whose server has ended, and kills them.
 """
@@ -128,9 +126,8 @@ def variables_of(
 ) -> dict[str, str]:
     """Returns the environment variables of a vLLM process.
 
-    Args:
-        inherited: variables of this process; they override our defaults, but not what the HTTP contract needs.
-        gpus: GPUs that this replica may use; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
+    The `inherited` ones override our defaults, but not what the HTTP contract needs. If `gpus` is `None`, their
+    `CUDA_VISIBLE_DEVICES` decides.
     """
     removed = {name for name in inherited if name in _REMOVED or name.startswith(_REMOVED_PREFIXES)}
     kept = {name: value for name, value in inherited.items() if name not in removed}
@@ -168,12 +165,7 @@ class VllmProcess:
     """A running vLLM and its children, in one process group, which `art_patch._lib.group_guard` kills as a whole."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, log: Path, home: Path) -> None:
-        """Starts the process.
-
-        Args:
-            log: file to which vLLM's output is appended; a file that has grown too large is renamed first.
-            home: directory of the server that starts this vLLM.
-        """
+        """Starts the process for the server of the directory `home`; a `log` that is too large is renamed first."""
         self.log = log
         with suppress(FileNotFoundError):
             if log.stat().st_size > _LOG_BYTES:

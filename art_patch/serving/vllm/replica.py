@@ -1,12 +1,11 @@
 """One vLLM that is kept alive: started, given its policies, watched, and restarted whenever it ends or fails a check.
 
 Every failure is handled alike, because vLLM's exit code does not tell them apart (it is 0 when its engine died, vLLM
-issue 48966) and a restarted vLLM has lost every LoRA. A restart kills all remaining processes, starts a new vLLM, and
-loads and tests every policy again. Only after that does the replica take requests.
+issue 48966) and a restarted vLLM has lost every LoRA. A restarted replica takes requests only after every policy was
+loaded and tested again.
 
-`Link` sends our own requests over vLLM's unix socket. A status of 200 from vLLM proves little, because vLLM may answer
-with NaN or apply a LoRA wrongly. So `check_finite` samples one token and looks for NaN, and `Replica.load` compares
-vLLM's log-probabilities of the policy's probe with those that the trainer computed.
+A status of 200 from vLLM proves little, because vLLM may answer with NaN or apply a LoRA wrongly. So `check_finite`
+samples one token, and `Replica.load` compares vLLM's log-probabilities of the policy's probe with the trainer's.
 """
 
 from __future__ import annotations
@@ -94,12 +93,7 @@ class Link:
         return self._session.post(f"{_ADDRESS}/v1/chat/completions", data=body, headers=_JSON)
 
     async def ask(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = 10.0) -> bytes:
-        """Sends a request and returns the answer's body.
-
-        Raises:
-            Unreachable: no complete answer came within `timeout_s`.
-            EngineRefused: the status was not 200.
-        """
+        """Returns the answer's body; raises `Unreachable` if it is late or incomplete, `EngineRefused` if not 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         sent = self._session.request(method, _ADDRESS + path, data=content, headers=_JSON, timeout=timeout)
         try:
@@ -198,7 +192,7 @@ class Replica:
             base: name under which vLLM serves the base model without a LoRA.
             dtype: number type that vLLM computes in; it decides how far log-probabilities may differ from a probe's.
             catch_up: loads every policy into this replica and then sets `ready`; called as soon as vLLM answers.
-            ready_timeout_s: seconds from a start of vLLM within which the replica must be ready.
+            ready_timeout_s: limit from a start of vLLM until the replica is ready.
         """
         self.number = number
         self.ready = False

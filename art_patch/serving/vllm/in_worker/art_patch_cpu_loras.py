@@ -4,8 +4,7 @@ vLLM's torch kernels read the index -1, which means "no LoRA", as the last slot 
 that is or was in that slot also changed the answers of the base model (seen in vLLM 0.32; the CUDA kernels skip such
 rows). This module sets such rows to zero where they enter a LoRA, so that they add nothing to the output.
 
-vLLM imports this file in its own interpreter, through `--worker-extension-cls`; the file imports no other module of
-ours.
+vLLM imports this file in its own interpreter; the file imports no other module of ours.
 """
 
 from __future__ import annotations
