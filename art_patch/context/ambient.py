@@ -194,8 +194,7 @@ def _in_force(here: Ambient) -> Ambient:
 
 def _open_ones(here: Ambient) -> Ambient | None:
     """Return the innermost surroundings that have not ended, and forget those around them that have."""
-    # Forgetting keeps the chain as long as the blocks are deep, even if each task starts the next one from inside its
-    # own.
+    # Forgetting keeps the chain short, even if each task starts the next one from inside its own.
     first = node = _skipped(here)
     while node is not None:
         node.outer = _skipped(node.outer)
@@ -209,8 +208,7 @@ def _skipped(here: Ambient | None) -> Ambient | None:
     return here
 
 
-# A span of one call is no run of the agent: taking its trace for a trajectory would tear every conversation into single
-# calls.
+# A span of one call is no run of the agent: as a trajectory, it would tear every conversation into single calls.
 _CALLS = frozenset({"chat", "completion", "generate_content", "responses", "text_completion"})
 
 # Attribute -> the values that make its span one of a call; `None`: any.

@@ -43,8 +43,7 @@ MOST_CHARS = 4096
 # Limits of one step: items of a list or object, and levels of nesting.
 _MOST_ITEMS = 64
 _DEEPEST = 6
-# These are checked for every value: a tuple is checked three times as fast as a union, and its first entry before the
-# rest.
+# Checked for every value: a tuple is checked three times as fast as a union, and its first entry before the rest.
 _NUMBERS = (bool, int, float)
 _MAPPINGS = (dict, Mapping)
 _SEQUENCES = (list, tuple, Sequence, set, frozenset)
@@ -52,10 +51,7 @@ _BYTES = (bytes, bytearray)
 
 
 class Step:
-    """A part of a run with a beginning and an end: a node, a tool call, a handoff to another agent.
-
-    Its child steps name its `id` as their parent.
-    """
+    """A part of a run: a node, a tool call, a handoff to another agent. Its child steps name its `id` as parent."""
 
     __slots__ = ("_attributes", "_known", "id", "run")
 
@@ -95,7 +91,6 @@ class Run:
             name: kind of the run, such as the name of the agent.
             id: the framework's own id. Runs with the same id are one trajectory. Without it, a new id is made.
             session_id: the conversation, thread or session that the run is a turn of.
-            user_id: the user whom the run serves.
             tags: labels by which commands can select runs.
             metadata: further JSON values. The key `replay`, which names code that the job may execute, is removed: a
                 user of the app may have sent it.
@@ -109,8 +104,7 @@ class Run:
         if here.open is not None or around is not None:
             self._open = here.open or cast(ambient.RegisteredSpan, around).open
         else:
-            # A trace of the app's own tracing is the run, and the app ends it. Only a run that is made here is ended
-            # here.
+            # A trace of the app's own tracing is the run, and the app ends it; a run made here is ended here.
             info = ambient.identify(using=False).trajectory
             self._own = info is None
             info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
@@ -127,10 +121,7 @@ class Run:
     def step(
         self, name: str, kind: SpanKind = "span", *, parent: Step | None = None, input: object = None, **known: object
     ) -> Step:
-        """Begin a step, by the name of its node, tool or agent. Without a `parent` it is at the run's top level.
-
-        `known` are further attributes of the step's span.
-        """
+        """Begin a step (node, tool, agent) below `parent` or at top level; `known` are attributes of its span."""
         return Step(self, (name, self._id_of(parent), kind), _json_values(input=input, **known))
 
     def inside(self, step: Step | None = None) -> Inside:
@@ -151,10 +142,7 @@ class Run:
     drop_span = staticmethod(ambient.forget)
 
     def score(self, name: str, value: float, *, comment: str | None = None) -> None:
-        """Store a score that the framework gives the run, such as 0 for an answer that failed the schema validation.
-
-        A value that is not finite is ignored.
-        """
+        """Store a score by the framework, such as 0 for a failed schema validation; NaN and infinity are ignored."""
         # Not `score()`, which raises: a framework's odd value must not reach the app as an error.
         if math.isfinite(value):
             short = None if comment is None else comment[:MOST_CHARS]
@@ -171,8 +159,7 @@ class Run:
     def end(self, output: object = None, *, error: BaseException | str | None = None) -> None:
         """Report that the run has ended, with its output or error.
 
-        If the run is part of the app's own trajectory, that trajectory continues, and `output` and `error` are not
-        stored.
+        If the run is part of the app's own trajectory, that one continues, and `output` and `error` are not stored.
         """
         if not self._open.used:
             return

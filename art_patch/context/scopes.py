@@ -271,8 +271,7 @@ def _drive(
             try:
                 sent = yield item
             except GeneratorExit:
-                # The consumer has closed the generator. Its body is closed inside the scope, where its `finally` blocks
-                # belong.
+                # The consumer has closed the generator. The scope covers the body's `finally` blocks, too.
                 with stage:
                     body.close()
                 raise

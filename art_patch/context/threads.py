@@ -73,9 +73,8 @@ class _Carrier:
                 return
             try:
                 original = owner.__dict__[name]
-                # A plain function and none of wrapt's: a wrapt wrapper costs as much as all the rest, and
-                # OpenTelemetry, when it removes its own wrapper, would put ours back in another form, which could not
-                # be removed any more.
+                # A plain function: a wrapt wrapper costs as much as all the rest, and OpenTelemetry, when it removes
+                # its own wrapper, would put ours back in a form that cannot be removed any more.
                 wrapper = make(original)
                 setattr(owner, name, wrapper)
             except Exception as error:
@@ -124,8 +123,7 @@ def _hand_over(thread: threading.Thread, here: Ambient) -> Callable[[], None]:
             del attributes["run"]
             attributes.update(before)
 
-    # On the instance, for as long as it takes to get there: so subclasses that override `run()`, timers and daemons are
-    # covered, and nothing is left behind.
+    # On the instance, so that timers, daemons and subclasses that override `run()` are covered, and nothing is left.
     attributes["run"] = run_inside
     return take_back
 

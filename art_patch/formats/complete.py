@@ -39,8 +39,7 @@ class Bundle:
     trajectory: Trajectory
     spans: tuple[SpanInfo, ...] = ()
     group: JSON | None = None  # with the fields of `_Group`
-    # Name of each policy that answered -> fingerprint of its base model: the same token ids mean another text to
-    # another base model.
+    # Policy that answered -> fingerprint of its base model: token ids mean another text to another base model.
     bases: JSON = field(default_factory=dict[str, Any])
     corrections: tuple[Correction, ...] = ()
 
@@ -261,8 +260,7 @@ _WANTED = {
 
 
 def _record(cls: type[_T], given: Any, **about: Any) -> _T:
-    # Only fields that the line has, so that the record's own defaults hold. Attribute by attribute, because
-    # `model_dump` would copy every message.
+    # Only fields that the line has, so that the record's own defaults hold. `model_dump` would copy every message.
     return cls(**{name: getattr(given, name) for name in given.model_fields_set}, **about)
 
 

@@ -61,10 +61,8 @@ def writing(
     """Give the block a function that writes a row. The file appears when the block ends; if it raises, there is none.
 
     Args:
-        path: name of the file; `-` is stdout.
         columns: the columns of a Parquet file. JSON lines have all keys of each row.
         parquet: whether to write Parquet. If false, JSON lines are written, whatever the name of the file.
-        force: whether to replace an existing file.
 
     Raises:
         ConfigError: the file exists and `force` is false, or the file cannot be made.

@@ -58,9 +58,6 @@ def preference_rows(
         all_pairs: whether to yield every pair of siblings with the same prompt. If false, only the best and the worst
             sibling of each prompt are paired.
         margin: pairs whose rewards differ by this much or less are left out.
-
-    Raises:
-        Unusable: the group has no pair with the same prompt and a large enough difference.
     """
     siblings = zip(rewards_G, map(_usable, group.trajectories), strict=True)
     runs = [(reward, run) for reward, run in siblings if reward is not None and run is not None]

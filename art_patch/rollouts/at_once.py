@@ -111,10 +111,7 @@ _here: ContextVar[_Gathering | None] = ContextVar("art_patch_gathering", default
 
 @contextmanager
 def gathering(description: str | None, total: int, max_exceptions: float, max_metrics: int | None) -> Generator[None]:
-    """Count the `total` rollouts that `run_all` runs inside the block, and show number and mean metrics in a bar.
-
-    The other arguments are those of `gather_trajectory_groups`.
-    """
+    """Count the `total` rollouts that `run_all` runs inside, in a bar; arguments as in `gather_trajectory_groups`."""
     if not max_exceptions >= 0:  # written so that NaN is refused, too
         raise ConfigError(f"max_exceptions={max_exceptions} must be 0 or more, or a share below 1")
     allowed = max_exceptions * total if max_exceptions < 1 else max_exceptions

@@ -174,8 +174,7 @@ class Failure(BaseModel):
 
 def remember(error: BaseException, trajectory: Trajectory | None) -> None:
     """Attach the trajectory of a failed rollout to its exception, for `failure_of`."""
-    # On the exception itself, because it travels through code of the script. The first one stays: it was set nearest to
-    # where the exception was raised.
+    # On the exception itself, because it travels through code of the script. The first was set nearest to the raise.
     if trajectory is not None and getattr(error, _NOTE, None) is None:
         setattr(error, _NOTE, trajectory)
 

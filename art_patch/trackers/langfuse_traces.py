@@ -85,8 +85,7 @@ class Langfuse(Otlp):
             value=float(score.value),
             comment=score.comment if self.content else None,
             metadata={name: value for name, value in about.items() if value is not None},
-            # Langfuse replaces a score only if id and time are the same. The score's own time may change, so it is in
-            # the metadata, and here stands the run's, which never does.
+            # Langfuse replaces a score only if id and time are equal. The run's time never changes; the score's may.
             timestamp=datetime.fromtimestamp(episode.trajectory.info.started_at, UTC),
         )
 

@@ -108,7 +108,6 @@ class Mlflow:
 
         Args:
             uri: the address of a server, or a database such as `sqlite:////absolute/mlflow.db`.
-            experiment: name of MLflow's experiment.
             clock: seconds since the epoch; of two values at the same step MLflow shows the later one.
         """
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment

@@ -178,8 +178,7 @@ class Wandb:
                 name=name,
                 # The same id in every export, so a later export resumes the run.
                 id=records.hash_of(f"{self._group}:{job}:{name}", 8).hex(),
-                # Goes on with the run of this id, or begins it. `create_new`: this process opens several runs, one
-                # after another.
+                # Resumes or begins the run of this id. `create_new`: this process opens several runs in turn.
                 resume="allow",
                 reinit="create_new",
                 dir=str(place),

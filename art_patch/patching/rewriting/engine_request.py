@@ -138,8 +138,7 @@ class EngineClients:
         if known is None or known[0] != address:
             known = self._patterns[is_async] = (address, _make_engine_client(pool, address, is_async))
             known[1]._client = None  # else the pattern would keep the connections of one app client alive
-        # Apps make a copy of their client for a single call (`with_options`), so an engine client is a shallow copy of
-        # a pattern.
+        # Apps copy their client for a single call (`with_options`), so an engine client is a shallow copy.
         engine_client = copy.copy(known[1])
         chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
         engine_client._client = chosen if _redirects_per_request() else _Staying(chosen)

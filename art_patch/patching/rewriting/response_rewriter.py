@@ -152,8 +152,7 @@ _IDS = (b',"token_ids":[', b',"prompt_token_ids":[')
 def without_proof(body: bytes) -> bytes:
     """Return the body without log-probabilities and token ids, which are nine tenths of it. JSON is not parsed.
 
-    The body is returned unchanged if it has several choices, or if its fields are in another order than those of vLLM
-    and of the embedded engine.
+    It stays unchanged if it has several choices, or if its fields are not in the order of vLLM or the embedded engine.
     """
     # A raw `,"name":` is always a key, because a quote inside a string is escaped.
     start = body.find(_LOGPROBS)
@@ -272,8 +271,7 @@ class StreamRewriter:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    # pydantic's parser and writer take a third of the time, but refuse lone surrogates, which the standard library
-    # accepts.
+    # pydantic's parser and writer take a third of the time, but refuse lone surrogates.
     try:
         value = from_json(data)
     except ValueError:

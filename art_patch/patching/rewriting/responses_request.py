@@ -46,7 +46,6 @@ def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None
     if reason is not None:
         return reason
     store = body.get("store")
-    # The provider stores every answer unless `store` is false, and the app may refer to it later.
     if store is not False and not (store is None and stateless):
         return "the provider keeps the answer"
     if not isinstance(body.get("model"), str):

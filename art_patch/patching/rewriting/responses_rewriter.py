@@ -271,8 +271,7 @@ class ResponsesStream(StreamRewriter):
                 yield from self._delta(as_object(choice.get("delta")))
             if choice.get("finish_reason") is not None and not self._closed:
                 self._closed, self._why = True, _why_incomplete(choice["finish_reason"])
-                # Items are closed only now: an item is never reopened, and engines may write several tool calls at
-                # once.
+                # Only now, because an item is never reopened, and engines may write several calls at once.
                 yield from self._close()
 
     def _delta(self, delta: dict[str, Any]) -> Iterable[bytes]:

@@ -61,17 +61,13 @@ class Breaker:
             self._retry_at = now
 
 
-# A call that is not streamed has no first token to wait for, so only its long timeout would end it, and an engine that
-# hangs would collect callers for that long. Therefore the recorder's thread asks for the engine's health when a caller
-# has waited for longer than a first token may take.
+# A call that is not streamed has no first token: a hanging engine would collect callers until their long timeout. So
+# the recorder's thread checks the engine's health when a caller has waited for longer than a first token may take.
 TIMEOUT_S = 1.0
 
 
 def is_alive(base_url: str) -> bool:
-    """Return whether the engine answers `/health` within a second.
-
-    Any status below 500 counts as alive, because some engines answer 404 to that path.
-    """
+    """Return whether the engine answers `/health` within a second with a status below 500: some answer 404."""
     address = urlsplit(base_url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     # `http.client` takes no proxy from the environment and follows no redirect.

@@ -37,11 +37,7 @@ _MAX_ATTEMPTS = 2
 
 
 class Attempt(NamedTuple):
-    """One request to a policy on the engine: its target, the client that sends it and its request options.
-
-    `target.champion` is the policy that is asked, even if that is the canary or the earlier champion to which the run
-    is pinned.
-    """
+    """One request to the engine. `target.champion` is the policy that it asks, even if that is a canary or pinned."""
 
     target: Target
     engine_client: Any
@@ -104,10 +100,7 @@ class RoutedCall:
         return self.attempt
 
     def last_attempt(self, error: Exception) -> Attempt | None:
-        """Return one more attempt, if the engine's answer was empty and upstream has failed with `error`.
-
-        This attempt also accepts an empty answer: without a working provider, that is better than an error.
-        """
+        """Return one more attempt, which accepts an empty answer, if the engine's was empty and upstream failed."""
         if not self._was_empty or is_fault(error):
             return None
         try:
@@ -137,10 +130,7 @@ class RoutedCall:
         return attempt
 
     def attempt_failed(self, error: Exception) -> None:
-        """Note why the attempt failed, and decide whether the engine is asked once more or the call goes upstream.
-
-        If `error` is a fault of art_patch itself under pytest, it is raised again.
-        """
+        """Note why the attempt failed, and decide whether the engine is asked once more or the call goes upstream."""
         if is_fault(error):
             raise error
         try:
@@ -157,8 +147,7 @@ class RoutedCall:
             if is_404 and self._run is not None:
                 self.runtime.pins.forget(self._run)
             if attempt is not None and self._attempts < _MAX_ATTEMPTS:
-                # The champion may have been replaced within the last second, so the store is asked for the policy that
-                # serves now.
+                # The champion may have been replaced within the last second, so the store is read again.
                 is_gone = is_404 and self._is_gone(attempt.target.champion)
                 self.routed = is_gone or self._stood_still(error, attempt.target)
             else:
@@ -209,8 +198,7 @@ class RoutedCall:
                 exchange.request = _request_body(error, self.options if self.attempt is None else self.attempt.options)
             if not isinstance(error, Exception):
                 return exchange.finish("cancelled")
-            # An answer that came and that the SDK could not parse (it was cut too early, for example) is recorded as an
-            # answer.
+            # An answer that the SDK could not parse, for example one that was cut, is recorded as an answer.
             ended = "complete" if exchange.answer and not exchange.streamed else "failed"
             exchange.finish(ended, f"{type(error).__name__}: {error}")
         except Exception as fault:

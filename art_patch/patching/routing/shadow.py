@@ -112,8 +112,7 @@ class Shadow:
                     faults.fault("patching.shadow", error)
                 continue
             with self._lock:
-                # Looked at under the lock: `offer` adds a job before it takes the lock, and starts a thread only if it
-                # sees none.
+                # Under the lock: `offer` adds a job first, and starts a thread only if it sees none.
                 if self._jobs.empty():
                     self._thread = self._client = None
                     return

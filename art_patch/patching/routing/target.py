@@ -37,14 +37,11 @@ class Target:
 
     Attributes:
         mode: the current mode: that of the store, or the app's own if the store has none.
-        champion: name of the policy that serves.
         canary_percent: percentage of sessions that the champion answers in mode `canary`.
-        engine_since: time at which the engine wrote its address to the store; a new time means that a new engine runs
-            at the same address.
+        engine_since: when the engine wrote its address to the store; it tells two engines at the same address apart.
         challenger: name of the policy under test (canary or shadow), on the same engine.
         challenger_percent: percentage of the sessions answered by policies that go to the canary.
-        unknown: reason why no policy can be asked although the mode is `route`. Calls that go upstream because of it
-            have this reason in their record.
+        unknown: why no policy can be asked although the mode is `route`; the records of such calls hold it.
     """
 
     mode: Mode
@@ -161,8 +158,7 @@ class Pins:
 
     def turned(self, before: Target, after: Target) -> None:
         """Note a new route, so that pinned runs leave a rejected canary and a champion that was rolled back."""
-        # Noted here and not per call: a later champion may have a higher step than both, and then nothing shows the
-        # rollback.
+        # Noted here and not per call: a later champion may have a higher step than both, which hides the rollback.
         left = {before.canary, before.champion}
         if _is_surpassed(before.champion or "", after.champion or ""):
             left.discard(before.champion)
@@ -196,10 +192,7 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
 
 
 def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return the key whose hash decides whether a call belongs to a share of the traffic, such as the canary's.
-
-    The key is the session id if there is one, else the trajectory id, else the opening messages of the conversation.
-    """
+    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages."""
     info = identity.trajectory
     if info is not None:
         return info.session_id or info.id

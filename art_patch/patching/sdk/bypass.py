@@ -169,10 +169,7 @@ class Detector:
             self._seen.clear()
 
     def put_on(self, runtime: Callable[[], Runtime | None]) -> None:
-        """Wrap the functions in modules that are imported already, and in others at their import.
-
-        `runtime()` returns the runtime of the patch, or `None` if the SDK is not patched.
-        """
+        """Wrap the functions now, or when their module is imported. `runtime()` is `None` while nothing is patched."""
         with self._lock:
             self._runtime = runtime
             for bypass in WATCHED:

@@ -19,8 +19,7 @@ from art_patch.patching.rewriting.response_rewriter import TooSlow
 
 TICK_S = 0.05
 
-# The thread stays awake for this long after the last stream has begun: waking it costs a stream 45 us until its first
-# token.
+# The thread stays awake for this long after the last stream has begun: waking it delays a first token by 45 us.
 AWAKE_S = 1.0
 
 

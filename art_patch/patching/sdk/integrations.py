@@ -55,8 +55,7 @@ class Integrations:
 
     def _arm(self, entry: EntryPoint, module: Any) -> None:
         try:
-            # Not `wrapt.discover_post_import_hooks`: it loads every integration at once, also those of frameworks that
-            # are not used, and a broken integration would break the app's import.
+            # Not `wrapt.discover_post_import_hooks`: it loads all at once, and a broken one breaks the app's import.
             entry.load()(module)
             self._on_armed(entry.name)
         except Exception as error:
@@ -72,9 +71,8 @@ def find_integrations() -> Iterator[EntryPoint]:
 
 def _packages() -> Iterator[Distribution]:
     """Yield the packages that may have an integration."""
-    # `importlib.metadata` would do, but it opens the file of every package through `pathlib`, which takes twice the
-    # time, and `patch()` waits for it. So plain directories are read here. Zip files, eggs and what other finders know
-    # are left to it.
+    # `importlib.metadata` opens the file of every package through `pathlib`, which takes twice the time, and `patch()`
+    # waits for it. So plain directories are read here; zip files, eggs and other finders are left to it.
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
         yield from distributions()
         return

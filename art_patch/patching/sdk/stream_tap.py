@@ -198,8 +198,7 @@ class _Tee:
         return fresh
 
     def __del__(self) -> None:
-        # While an iterator runs, the exchange is the iterator's to end: the SDK may drop the response before the
-        # iterator.
+        # While an iterator runs, it ends the exchange: the SDK may drop the response before the iterator.
         if self._fresh:
             self._tap.close()
 
@@ -281,8 +280,7 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
     """Replace `response.stream` with a tee, which records the stream while the app reads it."""
     exchange = tap.exchange
     exchange.streamed = True
-    # A stream that is rewritten is not encoded: `RoutedCall.start_stream` has looked. A look costs 5 us until the first
-    # token.
+    # A stream that is rewritten is not encoded, as `start_stream` has seen. Looking costs 5 us until the first token.
     encoding = response.headers.get("content-encoding") if tap.rewriter is None else None
     if encoding and encoding.lower() != "identity":
         exchange.decode = _decoder(type(response), encoding)

@@ -313,6 +313,5 @@ def _reset(token: Token[RoutedCall | None]) -> None:
     try:
         PENDING.reset(token)
     except ValueError:
-        # The garbage collector closes a coroutine that was never finished in another context, where there is nothing
-        # to reset.
+        # The garbage collector closes an unfinished coroutine in another context; nothing is reset there.
         return

@@ -215,8 +215,7 @@ class PettingZooEnvironment(_InWords):
                 return state, reward, done
             if done:
                 action = None  # AEC: a player that is out takes one last step, without an action, to leave the game
-            # On the event loop, as `same_policy` asks a model there; other functions may use the game, so they run in
-            # its thread.
+            # On the event loop, where `same_policy` asks a model; others may use the game, so they run in its thread.
             elif inspect.iscoroutinefunction(self._others):
                 action = await self._others(self, state)
             else:

@@ -90,8 +90,7 @@ class OwnThread:
     """A thread that runs one call at a time, so that the event loop is not blocked; the first call starts it."""
 
     def __init__(self) -> None:
-        # One thread for all calls, because an environment may hold objects that only the thread that made them may use:
-        # a connection to SQLite, a window.
+        # One thread for all calls: an environment may hold objects of one thread, such as a connection to SQLite.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="art-patch-environment")
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
