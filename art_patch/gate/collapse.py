@@ -63,8 +63,7 @@ def collapse_findings(
 def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Finding, ...]:
     """Check that the candidate's share of runs that end in an exception exceeds the champion's by at most `max_worse`.
 
-    The observed shares are compared, without a confidence bound: runs are few, and a bound would reject a candidate for
-    a single failure by chance. If no runs were repeated, the result is empty.
+    There is no confidence bound: runs are few, and it would reject a candidate for a single failure by chance.
     """
     if not repeated:
         return ()
@@ -76,10 +75,7 @@ def failed_runs(repeated: Sequence[Repeated], config: GateConfig) -> tuple[Findi
 
 
 def format_error(message: JSON, tools: Sequence[JSON]) -> str | None:
-    """Return why a tool call in an answer could not be executed; `None` if all could be.
-
-    Three things are checked: the tool is offered, its arguments are a JSON object, and no required argument is missing.
-    """
+    """Return why a tool call is not executable (not offered, no JSON object, argument missing); `None` if all are."""
     offered = {str(tool.get("function", {}).get("name")): tool.get("function", {}) for tool in tools}
     for function in _called(message):
         name = str(function.get("name"))
@@ -109,10 +105,9 @@ def is_refusal(message: JSON) -> bool:
 
 
 def repetition(choice: Choice) -> float:
-    """Return the share of an answer's trigrams that occurred earlier in the same answer.
+    """Return the share of trigrams that occurred earlier in the answer: 1 - distinct-3 (Li et al., arXiv:1510.03055).
 
-    This is 1 - distinct-3 (Li et al., arXiv:1510.03055). The trigrams consist of tokens, or of characters if the token
-    ids are unknown.
+    The trigrams consist of tokens, or of characters if the token ids are unknown.
     """
     units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
     runs = list(zip(units, units[1:], units[2:], strict=False))

@@ -1,21 +1,18 @@
 """The gate's settings and statistics: is the candidate better than the champion on the held-out scenarios?
 
-The input is the judge's scores of both policies on the same turns; the output is a verdict with its reason and metrics.
-Pure.
+In: the judge's scores of both policies on the same turns. Out: a verdict with its reason and metrics. Pure.
 
 - **Unit.** The unit is the scenario. Turns of one scenario are not independent, so only their mean counts. For each
   scenario the test uses one difference: the candidate's mean minus the champion's, on the judge's scale from 0 to 1.
 - **Superiority test** (`decide`). The null hypothesis is that the candidate is better than the champion by at most
   `margin`. The candidate wins if the one-sided lower confidence bound of the mean difference lies above `margin`.
 - **Error rate.** A candidate that is equal to the champion wins in at most `1 - level` (5 %) of the gate runs: type I
-  error. This holds exactly for every number of scenarios. Each further gate run of a candidate takes the same risk
-  again.
+  error. This holds exactly for every number of scenarios. Each further gate run of a candidate takes the same risk.
 - **Non-inferiority tests** (`not_worse`) compare other metrics, each at the same level. The candidate must pass all of
   them, so the level needs no correction for their number (intersection-union test; Berger, Technometrics 24, 1982).
 - **Position-bias correction** (`merge_orders`). The judge sees each group in one order and in the reverse order, and
   the mean of both scores counts (Wang et al. 2023, https://arxiv.org/abs/2305.17926).
-- **Fails closed.** The candidate is rejected if scenarios are too few, if a score is not finite, or if the policies are
-  tied.
+- **Fails closed.** Too few scenarios, a score that is not finite, or a tie of the policies reject the candidate.
 
 The bound (`lower_bound`) inverts the sign-flip permutation test: the bound lies above a number exactly if that test
 rejects the number as the mean difference. If candidate and champion are equal, swapping their names changes nothing, so
@@ -61,8 +58,7 @@ class CollapseConfig:
     max_same_rise: float = 0.25
     # How much higher its entropy for each token may be, in nats.
     max_entropy_rise_nats: float = 1.0
-    # KL divergence for each token from the policy that training started from, in nats. Training itself stops at
-    # `TrainConfig.max_kl_nats`; this is the second net.
+    # KL divergence per token from the policy before training, in nats; training stops at `TrainConfig.max_kl_nats`.
     max_kl_nats: float = 2.0
     # Its median answer may take this many times as long.
     max_latency_ratio: float = 2.0
@@ -82,24 +78,20 @@ class GateConfig:
     # Whole runs of each policy, for scenarios whose runs can be repeated. The scenario is the unit of the test, so more
     # scenarios tell more than more runs of each.
     run_samples: int = 2
-    # How often the judge sees each turn. 2 shows the answers in the reverse order, too, which cancels position bias and
-    # doubles the cost of judging.
+    # How often the judge sees each turn. 2 adds the reverse order: no position bias, at twice the cost of judging.
     orders: Literal[1, 2] = 2
-    # Confidence of the one-sided lower bound. A candidate equal to the champion is promoted in at most 1 - level of the
-    # gate runs.
+    # Confidence of the lower bound. A candidate equal to the champion is promoted in at most 1 - level of gate runs.
     level: float = 0.95
     # The lower bound of the score difference must lie above this. Below 0, the candidate may be that much worse.
     margin: float = 0.0
-    # A larger share of turns without a judge's score rejects; so does a larger share of answers on which a user's check
-    # failed.
+    # A larger share of turns without a judge's score rejects, or of answers on which a user's check failed.
     max_unscored: float = 0.1
     # Largest loss, with confidence `level`, in every metric that must not get worse: the judge's scores on the suite,
     # user checks (scaled to 0..1), and the shares of empty, refused, malformed, cut-off and repetitive answers.
     max_worse: float = 0.1
     # Runs of users who arrived within this many seconds are not asked about, so that no newcomer can steer a promotion.
     new_user_s: float = 86_400.0
-    # Largest share of the scenarios that belong to one user alone, where four users or more are known; never less than
-    # twice an equal share.
+    # Largest share of the scenarios that belong to one user alone, see `held_out_turns`.
     max_user_share: float = 0.25
     # Prompts that every candidate is asked (`read_suite`).
     suite: tuple[Turn, ...] = ()
@@ -130,8 +122,7 @@ class GateConfig:
 def fewest(level: float) -> int:
     """Return the smallest number of scenarios with which `lower_bound` is finite at this confidence level.
 
-    The signs of n differences can be flipped in 2 ** n ways, so the smallest p-value of the test is 1 / 2 ** n. A level
-    of 95 % needs five differences.
+    The signs of n differences can be flipped in 2 ** n ways, so the smallest p-value is 1 / 2 ** n; 95 % needs five.
     """
     return math.ceil(math.log2(1 / (1 - level)) - 1e-9)
 
@@ -155,8 +146,7 @@ def lower_bound(differences: Sequence[float], level: float, *, seed: int = 0) ->
     if len(differences) < fewest(level):
         return -math.inf
     means = sorted(_subset_means(differences, seed))
-    # Rounded down: the bound is conservative where the level is between two steps. 1e-9 mends (1 - 0.9) * 2000 =
-    # 199.99...
+    # Rounded down: conservative where the level is between two steps. 1e-9 mends (1 - 0.9) * 2000 = 199.99...
     return means[int((1 - level) * len(means) + 1e-9)]
 
 
@@ -165,9 +155,8 @@ def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
     if count <= _ALL_SUBSETS_UPTO:
         chosen: Iterator[int] = iter(range(2**count))
     else:
-        # The empty subset, which is the observed arrangement of the test, is always one of the sample. A random sample
-        # without it would be wrong more often than the level says (Phipson and Smyth, "Permutation p-values should
-        # never be zero", 2010).
+        # The empty subset, the observed arrangement, is always in the sample. Without it the test would be wrong more
+        # often than the level says (Phipson and Smyth, "Permutation p-values should never be zero", 2010).
         rng = random.Random(seed)
         chosen = (rng.getrandbits(count) if draw else 0 for draw in range(_DRAWS + 1))
     for members in chosen:
@@ -178,9 +167,8 @@ def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
 def scenarios_needed(differences: Sequence[float], margin: float, level: float) -> int | None:
     """Return how many scenarios would probably prove that a mean difference like the observed one is above the margin.
 
-    This is the usual sample size for a power (1 - type II error) of 80 %: ((z_level + z_power) * s / effect) ** 2, a
-    normal approximation. `None` if more scenarios would not help: the observed mean is not above the margin, or its
-    spread is unknown.
+    This is the sample size for a power of 80 % in normal approximation, ((z_level + z_power) * s / effect) ** 2. `None`
+    if more would not help: the observed mean is not above the margin, or its spread is unknown.
     """
     over = mean(differences) - margin
     if over <= 0 or len(differences) < 2:
@@ -201,8 +189,7 @@ class Finding:
     # Both policies' values of the checked metric; `None` where it could not be measured.
     candidate: float | None
     champion: float | None
-    # The limit that was applied: of the candidate's value, or of how much worse it may be. `None` for a metric that is
-    # only reported.
+    # The limit of the candidate's value, or of how much worse it may be. `None` for a metric that is only reported.
     bound: float | None
     passed: bool
     # The same as one sentence for people.
@@ -273,9 +260,7 @@ class Judged:
 def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mapping[str, float]]) -> Judged:
     """Average the judge's scores over the orders in which it saw the answers; count how often the orders disagree.
 
-    A judge that prefers the first or the last place helps one policy in one order and the other policy in the reverse
-    order, so the mean of both orders is free of this preference. `orders` has one dict for each order: trajectory id ->
-    score. A turn is unscored if one of its answers has no finite score in one of the orders.
+    `orders` maps trajectory id -> score for each order. A turn is unscored if an answer has no finite score in one.
     """
     pairs: list[Pair] = []
     unscored: list[str] = []

@@ -142,8 +142,7 @@ def _within_share(owner_of: Mapping[str, str | None], limit: int, max_share: flo
         # One scenario of each user always passes, however small the share is.
         if count <= max(1.0, share * len(taken)):
             break
-        # The user's oldest scenario goes, an older one of somebody else takes its place, and all shares are counted
-        # anew.
+        # The user's oldest scenario goes, an older one of somebody else's comes, and all shares are counted anew.
         waiting.remove(next(key for key in reversed(taken) if owner_of[key] == user))
     return waiting[:limit], len(owner_of) - len(waiting)
 
@@ -222,8 +221,7 @@ class Repeated:
 def speaks_of(run: Trajectory, policy: str) -> bool:
     """Whether this policy answered the run's calls: no other policy did, and none fell back to upstream."""
     answered = any(call.policy == policy and call.choices for call in run.calls)
-    # Calls without a policy go upstream whoever serves, such as those with tools of the provider's: they count for no
-    # one.
+    # Calls without a policy (tools of the provider's) go upstream whoever serves, so they count for neither.
     return answered and all(call.policy in (policy, None) and call.fallback is None for call in run.calls)
 
 
@@ -253,10 +251,7 @@ def _given(runs: Sequence[Trajectory]) -> Given:
 
 
 def read_suite(path: Path) -> tuple[Turn, ...]:
-    """Return the prompts of a suite file as turns.
-
-    Raises `ConfigError` if the file cannot be read, holds no prompt or a malformed line, or two prompts have one name.
-    """
+    """Return a suite file's prompts as turns; `ConfigError` if it is unreadable, empty, malformed, or repeats a name."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,20 +1,16 @@
 """Grouping: puts trajectories of one task into groups of siblings. Pure: no clock, no database, no model.
 
-A trajectory's scenario is the key of the surrounding `group()` block. Without one it is the key given by
-`trajectory(scenario=...)`, and without that the task: system prompt, tools and the first user message. So a key from
-the user always wins over the text.
+A trajectory's scenario is the key of the surrounding `group()` block, else the key that `trajectory(scenario=...)` was
+given, else the task: system prompt, tools and the first user message.
 
-- `masks` replaces the parts that differ between two requests for one task: dates, ids, addresses, and names in
-  greetings and closings.
+- `masks` replaces the parts that differ between two requests for one task, such as dates, ids and addresses.
 - `wording` reduces a text to the words that distinguish its task from others, and corrects typos.
 - `scenario` computes the scenario key of a task, and decides which scenarios are held out for the gate.
 - `embeddings` also asks an embedding model which tasks mean the same, if the caller has one.
 - `form` makes the groups, also from several attempts within one run. A run without a sibling waits for one.
-- `resample` and `replay` choose how a run without siblings gets some: a policy answers one of its turns again, or the
-  app repeats the whole run.
+- `resample` and `replay` choose how a run without siblings gets some.
 
-Runs with different system prompts or tools are never siblings, unless the user gave them the same key, or the option
-`across` ignores system prompts and tools.
+Runs with different system prompts or tools are siblings only under one key of the user's, or with the option `across`.
 """
 
 # pyright: reportUnusedImport=false

@@ -61,12 +61,9 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
 def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed, similar: float) -> dict[str, str]:
     """Return scenario key -> key of another scenario with the same meaning, at least as frequent.
 
-    A scenario without such another one is left out. Scenarios are visited from the most to the least frequent. Each
-    joins the most similar scenario that has not joined another itself, because similarity does not add up along a
-    chain.
-
-    `tasks` and `counts` have one task of each scenario and the number of its runs, by key. `similar` is the least
-    cosine similarity of two tasks that mean the same, 0..1.
+    Scenarios are visited from the most to the least frequent. Each joins the most similar scenario that has not joined
+    another itself, because similarity does not add up along a chain. `tasks` and `counts` have one task of each
+    scenario and the number of its runs, by key. `similar` is the least cosine similarity of one meaning, 0..1.
     """
     import numpy as np
 

@@ -18,8 +18,7 @@ from art_patch._lib.option import Option
 from art_patch.trajectories import chosen_choice, followed
 from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
-# Reasons in `Call.untrainable` (`trajectories.why_untrainable`) that speak of the answer alone: the prompt is known
-# whole.
+# Reasons of `trajectories.why_untrainable` that speak of the answer alone: the whole prompt is known.
 _NO_REASON_AGAINST = {
     None,
     "answered by upstream",
@@ -42,8 +41,7 @@ def can_be_asked_again(call: Call) -> bool:
 
 Pick = Literal["spread", "last", "fault"]
 
-# Words in the first 200 characters of a tool's result that suggest that the call was wrong. Only a hint of where to
-# look.
+# Words in the first 200 characters of a tool's result that hint at a wrong call.
 _TROUBLE = ("error", "exception", "traceback", "not found", "no such", "invalid", "failed", "denied", "bad call")
 
 

@@ -33,10 +33,7 @@ class Task:
 
 
 def scenario_of(trajectory: Trajectory) -> tuple[str, str] | None:
-    """Return (scenario key, how it was found) of one trajectory, without looking at other trajectories.
-
-    `None` if the user gave no key and the trajectory has no calls.
-    """
+    """Return a trajectory's (scenario key, how it was found); `None` if it has no key of the user's and no calls."""
     if (given := given_scenario(trajectory)) is not None or not trajectory.calls:
         return given
     return task_key(task_of(trajectory.calls[0])), "same_task"
@@ -99,10 +96,7 @@ def digest(value: Any) -> str:
 
 
 def is_held_out(scenario_key: str, share: float) -> bool:
-    """Whether a scenario is held out for the gate; `share` of all scenarios are.
-
-    This depends on the key and the share only. So with an unchanged share, a scenario of the gate is never trained on.
-    """
+    """Whether a scenario is held out for the gate: by its key and `share` alone, so every cycle decides the same."""
     hashed = hashlib.blake2b(scenario_key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed) < share * 2**64
 

@@ -3,9 +3,8 @@
 Two texts are one task if these words are equal. The texts may differ in case, punctuation, greetings, courtesies and
 articles, and in the order of their two halves. They may not differ in a number, a name, a negation, a preposition or
 any other word: one word is all that distinguishes "price of 3 plums" from "price of 4 plums", or "cancel" from
-"change". Measures of the similarity of texts (rapidfuzz, MinHash) cannot make this distinction: two texts that differ
-in one entity are more similar than two texts of which one has a typo in three words. So no threshold separates the two
-cases.
+"change". Measures of the similarity of texts (rapidfuzz, MinHash) have no threshold for this: two texts that
+differ in one entity are more similar than two texts of which one has a typo in three words.
 
 Quoted or fenced text, and text after a colon, is material that the task works on. It is kept word for word: "translate:
 thank you" and "translate: please" are different tasks, although both contain a courtesy.
@@ -29,8 +28,7 @@ _BRACKETS = frozenset("()[]{}")
 _BULLETS = frozenset({"-", "\u2013", "\u2014", "\u2022"})
 _APOSTROPHES = str.maketrans("", "", "'\u2019")
 
-# Phrases that may be said or left out. Whole phrases, because their words may matter elsewhere: "you call me", "I call
-# you".
+# Phrases that may be left out. Whole ones, because their words may matter elsewhere: "you call me", "I call you".
 _FILLER = """
 a, an, the, of, for
 hi, hello, hey, dear, hi there, hello there, hey there, hi all, hi team, hello team, dear team, dear support,

@@ -16,8 +16,7 @@ from typing import Any, Literal, cast
 
 from art_patch.errors import ModelNotFound
 
-# Precision of the weights of a copy; "auto" is the base's own. Here, because the command line may load neither numpy
-# nor safetensors for its help.
+# Precision of a copy's weights; "auto" is the base's own. Here, so that the help of commands loads no numpy.
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
@@ -72,8 +71,7 @@ def read_base_model(model_dir: str | os.PathLike[str]) -> BaseModel:
         header, tensors = _read_header(path)
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         digest.update(header)
-        # Two fine-tunes of one architecture agree in every header. A page of each tensor tells them apart and keeps
-        # this independent of the size of the model.
+        # Two fine-tunes of one architecture agree in every header; a page of each tensor tells them apart.
         with path.open("rb") as file:
             for begin, end, name, shape in tensors:
                 shapes[name] = shape

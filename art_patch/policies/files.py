@@ -172,8 +172,7 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
     contents: dict[str, bytes] = {}
     for file in sorted(files):
         content = _read_file(directory, file, max_bytes if file == WEIGHTS else _SMALL_FILE_BYTES)
-        # The bytes in memory are hashed and then used. Hashing the file and reading it a second time would let
-        # somebody swap it in between.
+        # The bytes in memory are hashed and then used: a second read of the file might find another content.
         if hashlib.sha256(content).hexdigest() != hashes[file]:
             raise AdapterRejected(
                 f"{name}: {file} is not what {MANIFEST} promises (sha256 differs). It was changed or cut short after "
@@ -185,8 +184,7 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
 
 def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
     try:
-        # O_NOFOLLOW and O_NONBLOCK: somebody may have put a link or a FIFO there since the directory was listed. A
-        # FIFO would hang the server.
+        # Somebody may have put a link or a FIFO there since the directory was listed; a FIFO would hang the server.
         descriptor = os.open(directory / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise AdapterRejected(

@@ -57,10 +57,8 @@ class Hub:
     def open_repository(self, name: str, *, private: bool, update: bool) -> Repository:
         """Creates the repository `name` (`OWNER/NAME`), or with `update` looks up the existing one.
 
-        `private` is the visibility of a new repository; that of an existing one is not changed.
-
-        Raises:
-            HubError: The repository exists without `update`, is missing with `update`, or the hub refuses the request.
+        `private` is the visibility of a new one only. Raises `HubError` if the repository exists without `update`, is
+        missing with `update`, or the hub refuses the request.
         """
         with self._asking(f"{name} was not opened"):
             if not update:
@@ -80,9 +78,6 @@ class Hub:
                 that are not in `files`; files that somebody else added stay.
             files: Names of the files in `directory` to upload.
             sent: Called after each file with the number of files uploaded and the name of the newest one.
-
-        Raises:
-            HubError: The hub refuses a request or cannot be reached. No file of this push is visible then.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.utils import disable_progress_bars
@@ -90,8 +85,7 @@ class Hub:
         disable_progress_bars()  # the command shows its own
         left = "it is empty now; push again with --update" if repository.is_new else "it is as it was"
         with self._asking(f"{repository.id} has nothing of it, {left}"):
-            # A model beside an adapter of an earlier push would be neither, so files of ours that this push does not
-            # hold go in the same commit. Files that somebody else put there stay.
+            # An adapter of an earlier push beside a merged model would be neither, so it goes in the same commit.
             there = [] if repository.is_new else self._api.list_repo_files(repository.id)
             stale = sorted(file for file in there if is_ours(file) and file not in files)
             additions = [CommitOperationAdd(name, str(directory / name)) for name in files]

@@ -4,7 +4,6 @@
 process can replace a file between the check and the load. A file or tensor that is unsafe, unknown or of the wrong
 shape raises an `AdapterRejected` that names it and the remedy. The check is needed because vLLM loads most unsuitable
 LoRAs without an error, and a single NaN in a LoRA spoils the answers of every policy that vLLM serves.
-`art_patch.policies.files` lists the files of an adapter directory.
 
 When a policy is published, the trainer writes the log-probabilities of a few tokens into the manifest, with and without
 the new LoRA: the probe. A server that has loaded the LoRA scores the same tokens. If it applies the LoRA to the wrong

@@ -1,7 +1,5 @@
 """Turns calls and scores of the champion and the policy under test into the evidence of the canary test. Pure.
 
-The policy under test, a canary or a shadow, is named `challenger` in the code.
-
 - **Intention to treat.** A call counts for the policy that it was sent to, not for the policy that answered. Otherwise
   a policy under test whose calls fall back to upstream would be credited with upstream's answers.
 - **Call by call**: errors, fallbacks, times and empty answers are compared call by call. For a canary, an answer
@@ -245,8 +243,7 @@ def _rewards(runs: Iterable[_Run], challenger: str) -> list[Block]:
             None if group is None else rewards.newest(trajectory, name, (source,), group_id=group)
             for name, source in in_group
         )
-        # A project's combined reward wins; then a reward of the app or its user, which stands for itself; then the
-        # judge's rank.
+        # A project's combined reward wins, then a reward of the app or its user, then the judge's rank.
         if combined is None and own is not None:
             alone.append((run, _known_at(run, rewards.REWARD_NAME), own))
         elif group is not None and (value := ranked if combined is None else combined) is not None:

@@ -1,7 +1,6 @@
 """The canary test: a sequential test of a policy against the champion, valid however often it is looked at. Pure.
 
-The input is paired comparisons from live traffic (`Evidence`). The output is one of four decisions: go on, roll back,
-promote, or end without an answer. The policy under test, a canary or a shadow, is named `challenger` in the code.
+Paired comparisons from live traffic (`Evidence`) decide: go on, roll back, promote, or end without an answer.
 
 **Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
 champion by at most the signal's tolerance. If the test rejects this hypothesis, the policy is rolled back. For rewards
@@ -65,8 +64,7 @@ class CanaryConfig:
     # Sessions of each arm before a promotion.
     min_sessions: int = 20
     max_hours: float = 24.0
-    # How much better the rewards or the feedback of a winner must be, on a scale from 0 to 1. Below 0, the winner may
-    # be worse by that much.
+    # How much better a winner's rewards or feedback must be, on a scale 0..1. Below 0, it may be that much worse.
     margin: float = 0.0
     # How much worse the challenger may be: mean reward and feedback (0..1), ...
     reward_tolerance: float = 0.05
@@ -138,9 +136,7 @@ def decide(
 ) -> WatchVerdict:
     """Decide whether the test goes on, or the policy under test is rolled back or promoted, from all evidence so far.
 
-    Args:
-        state: a `shadow` can be rolled back but not promoted, because no user has got its answers.
-        hours: how long the test has been running.
+    A `shadow` is never promoted, because no user has got its answers. `hours` is how long the test has been running.
     """
     found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
     arms = {"challenger": evidence.challenger, "champion": evidence.champion}
@@ -229,8 +225,7 @@ def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: i
 def _broken(evidence: Evidence, config: CanaryConfig) -> str | None:
     """Apply the breakdown rule: return why the challenger is broken, or `None`."""
     ours, theirs = evidence.challenger, evidence.champion
-    # The newest sessions are looked at by themselves, too: among all sessions, a breakdown after a long good time would
-    # take as long again to show.
+    # The newest sessions by themselves, too: among all, a breakdown after a long good time shows late.
     every = (ours.failed_sessions, ours.sessions, theirs.failed_sessions, theirs.sessions, "")
     latest = (ours.failed_latest, ours.of_latest, theirs.failed_latest, theirs.of_latest, "newest ")
     for failed, sessions, their_failed, their_sessions, which in (every, latest):
@@ -295,17 +290,13 @@ def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
         gain = value - null
         capitals = [capital * (1 + part * gain) for capital, part in zip(capitals, parts, strict=True)]
         if sum(capitals) >= enough:
-            # A rejection stands, whatever comes later: Ville's inequality bounds the maximum of the capital, not its
-            # last value.
+            # A rejection stands: Ville's inequality bounds the maximum of the capital, not its last value.
             return True
     return False
 
 
 def lower_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the lower limit of the confidence sequence of the mean difference; -1 without data.
-
-    `alpha` is the largest probability that the limit is ever wrong, over all looks together.
-    """
+    """Return the lower limit of the mean difference's confidence sequence of level 1 - `alpha`; -1 without data."""
     # The capital falls as the null grows, so the largest rejected null is found by bisection.
     low, step = -1.0, 2.0
     for _ in range(_HALVINGS):

@@ -55,14 +55,10 @@ def ensure_loaded(engine: Engine, name: str) -> None:
 
 
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
-    """Prove that the engine serves the policy, make it champion, and unload policies that are no longer needed.
-
-    Raises `EngineError` if the engine cannot serve the policy; the old champion stays.
-    """
+    """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed."""
     _prove(ledger, engine, name)
     policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics)
-    # The champion has changed, so an engine that fails from here on must not make this look like a failure. The next
-    # cycle and the server unload what is left.
+    # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):
             engine.unload(old)
@@ -75,19 +71,15 @@ def challenge(
 ) -> Policy:  # fmt: skip
     """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
 
-    Raises:
-        EngineError: the engine cannot serve the policy; nothing has changed.
-        ConfigError: `percent`, the share, is missing for a canary, or given for a shadow.
+    Raises `EngineError` if the engine cannot serve it; nothing has changed. Raises `ConfigError` if a canary has no
+    `percent`, or a shadow has one.
     """
     _prove(ledger, engine, name)
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
 
 
 def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
-    """Change the share of the sessions that a canary answers to `percent`; its test goes on.
-
-    Sessions are assigned by a hash. So if the share grows, the canary keeps the sessions that it answers already.
-    """
+    """Change a canary's share to `percent` of the sessions; its test goes on, and a larger share keeps its sessions."""
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
         raise TransitionError(f"{name} is {policy.state} and has no share of the sessions; only a canary has one")
@@ -107,8 +99,7 @@ def reject(
 ) -> bool:
     """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
 
-    This works without an engine (`None`). A running engine unloads the policy, unless it is the base model, which every
-    adapter needs.
+    A running engine unloads the policy, unless it is the base model, which every adapter needs.
     """
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):
@@ -120,9 +111,7 @@ def reject(
 
 
 def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) -> Policy:
-    """Make the previous champion champion again.
-
-    Without an engine (`None`) the route changes as well, and the engine loads the old policy when it runs again.
+    """Make the previous champion champion again; without an engine (`None`), the next one to run loads it.
 
     Raises:
         StoreError: there is no earlier champion.
@@ -130,8 +119,7 @@ def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) ->
     """
     if not (behind := _before(ledger)):
         raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
-    # A policy that is still loaded was proven when it was loaded. Its completion would now wait behind the calls of the
-    # champion that does harm.
+    # A loaded policy was proven when it was loaded, and its completion would wait behind the bad champion's calls.
     if engine is not None and behind[-1] not in engine.models():
         ensure_loaded(engine, behind[-1])
     return ledger.move(behind[-1], "champion", who=who, reason=reason)
@@ -157,10 +145,7 @@ def _before(ledger: Ledger) -> list[str]:
 
 
 def wanted(ledger: Ledger) -> list[str]:
-    """Return the policies that an engine should have loaded.
-
-    These are the champion, the base model (step 0), the newest `KEEP` earlier champions, and the policy under test.
-    """
+    """Return what an engine should load: champion, base (step 0), `KEEP` earlier champions, policy under test."""
     policies = ledger.policies()
     first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
     last = [p.name for p in policies if p.state in CHALLENGERS]
