@@ -251,7 +251,7 @@ def _given(runs: Sequence[Trajectory]) -> Given:
 
 
 def read_suite(path: Path) -> tuple[Turn, ...]:
-    """Return a suite file's prompts as turns; `ConfigError` if it is unreadable, empty, malformed, or repeats a name."""
+    """Return a suite file's prompts as turns; `ConfigError` if it is unreadable, empty, malformed or repeats a name."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
