@@ -26,10 +26,7 @@ GATE_RUNS = "gate"
 
 
 def sweep_leftovers(run: Cycle, champion: Policy) -> None:
-    """Delete what a killed cycle left and no later cycle can continue.
-
-    Candidates of an earlier champion are rejected, and policies that are not needed are unloaded from the engine.
-    """
+    """Delete what a killed cycle left and no later cycle can continue."""
     ledger = run.store.ledger
     known = {policy.name for policy in ledger.policies()}
     for job in unfinished_jobs(run.adapters.parent):
@@ -69,8 +66,7 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
     updates and gates again, from the data that the store holds then. While a cycle is running, nothing is deleted; the
     cycle deletes its own files when it ends.
 
-    Args:
-        known: names of all policies in the ledger.
+    `known` has the names of all policies in the ledger.
     """
     left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
     if not left:
@@ -90,10 +86,7 @@ def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
 def pruning_at_end(
     store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None
 ) -> Generator[None]:
-    """Call `prune` when the block ends normally or with an error of art_patch.
-
-    After any other exception, such as Ctrl-C, nothing is pruned.
-    """
+    """Call `prune` when the block ends normally or with an error of art_patch, and not after Ctrl-C or a bug."""
     try:
         yield
     except ArtPatchError:

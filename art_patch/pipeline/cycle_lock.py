@@ -85,16 +85,10 @@ def exclusive_cycle(
     watch_s: float = WATCH_S,
     clock: Callable[[], float] = time.time,
 ) -> Generator[CycleLease]:
-    """Hold the project's lock file and the store's lease while the block runs.
+    """Hold the project's lock file and the store's lease while the block runs; `Busy` if another process holds one.
 
-    Args:
-        store: the store whose policies the cycle changes.
-        who: the name that the audit log records if the lease is taken over from a dead process.
-        beat_s, watch_s: see `BEAT_S` and `WATCH_S`.
-        clock: returns seconds since the epoch. The times are only shown to people; no decision depends on them.
-
-    Raises:
-        Busy: another process runs a cycle in this directory or on this store.
+    `who` goes into the audit log if the lease is taken over from a dead process. `clock` returns seconds since the
+    epoch; these times are only shown to people.
     """
     # The file lock first: it costs nothing, and excludes a second process of this project without a write to the store.
     with project_lock(directory), owning() as me:

@@ -179,12 +179,8 @@ def judge_both(
 ) -> Scored:
     """Let the judge rank the answers, and the runs without a reward of their own; average its scores over the orders.
 
-    Args:
-        repeated: scenarios of which both policies repeated a whole run.
-        checked: scores that the user's checks gave to these runs.
-
-    Raises:
-        JudgeError: the judge scored nothing in one of its orders.
+    `repeated` are scenarios of which both policies repeated a whole run, `checked` the scores of the user's checks on
+    these runs. Raises `JudgeError` if the judge scored nothing in one of its orders.
     """
     runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.
@@ -207,8 +203,7 @@ def judge_both(
         }
         for report in reports
     ]
-    # The judge's scores lie in 0..1 and an app's rewards need not. All scenarios are compared on one scale, so all
-    # rewards are divided by the largest of this gate.
+    # The judge's scores lie in 0..1 and an app's rewards need not, but all scenarios are compared on one scale.
     largest = max([1.0, *(abs(reward) for of_runs in rewards_of_runs for reward in of_runs.values())])
     for order, of_runs in zip(orders, rewards_of_runs, strict=True):
         order |= {key: reward / largest for key, reward in of_runs.items()}

@@ -42,8 +42,7 @@ _OUTCOMES: dict[PolicyState, Outcome] = {
 def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleReport | None:
     """Load the candidate into the engine. Return a report if the engine refuses it for good, else `None`.
 
-    Raises:
-        EngineError: the engine cannot load the candidate now; the next cycle tries again.
+    Raises `EngineError` if the engine cannot load the candidate now; the next cycle tries again.
     """
     try:
         promotion.ensure_loaded(run.engine, candidate.name)
@@ -60,8 +59,7 @@ def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleRepo
 def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gate.Verdict) -> CycleReport:
     """Promote, test or reject the candidate as the gate's verdict and the configuration say; return the cycle's report.
 
-    If the champion has changed since the gate began, the candidate is rejected, because it was compared with the old
-    one.
+    A candidate is rejected if the champion has changed since the gate began: it was compared with the old one.
     """
     won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
     # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
@@ -132,12 +130,8 @@ def watch_once(
 ) -> WatchReport:
     """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
 
-    Args:
-        engine: needed for a promotion only. `None`: no engine runs, so a policy that has won stays under test.
-        who: the person or job that the ledger records.
-
-    Raises:
-        EngineError: the policy has won, but the engine cannot serve it. Its test goes on.
+    Only a promotion needs the `engine`. Without one (`None`) a policy that has won stays under test, as it does if the
+    engine cannot serve it, which raises `EngineError`.
     """
     at = time.time() if now is None else now
     route = store.ledger.route()

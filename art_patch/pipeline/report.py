@@ -48,8 +48,7 @@ class CycleReport:
 def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
     """Write the report to the project's directory as JSON and Markdown; delete reports beyond the newest `KEPT`.
 
-    Returns the path of the JSON file. `None` if it could not be written: this does not fail the cycle, whose work is
-    done.
+    Returns the JSON file's path, or `None` if it could not be written, which does not fail the cycle.
     """
     folder = directory / "cycles"
     # The time sorts the files; the end of an id keeps two cycles of one second apart.

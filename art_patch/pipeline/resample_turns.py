@@ -97,11 +97,7 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
 
 
 def is_open(window: str | None, now: datetime) -> bool:
-    """Return whether the time of day lies in the window `HH:MM-HH:MM`, which may include midnight.
-
-    Raises:
-        ConfigError: the window is not written as `HH:MM-HH:MM`.
-    """
+    """Return whether the time lies in the window `HH:MM-HH:MM`, past midnight too; `ConfigError` for another form."""
     if window is None:
         return True
     try:

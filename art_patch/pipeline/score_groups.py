@@ -19,12 +19,7 @@ from art_patch.types import Group, Score, Trajectory
 
 
 def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> grouping.Grouping:
-    """Return the groups that a cycle would form of these trajectories, without writing anything.
-
-    Args:
-        pending: finished trajectories that are in no group yet, oldest first.
-        new_id: makes the ids of groups, and of trajectories that are made from spans.
-    """
+    """Return the groups that a cycle would form of `pending` (ungrouped runs, oldest first), without writing them."""
     return grouping.form_groups(
         pending,
         new_id=new_id,
@@ -42,9 +37,8 @@ def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[]
 def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
     """Form groups of all finished trajectories that are in no group, and write the groups to the store.
 
-    Args:
-        ended: ids of trajectories that the cycle has just replayed. They are complete, so they are grouped without
-            waiting `settle_s`. If given, the metrics are named `regroup` instead of `group`.
+    `ended` are ids of trajectories that the cycle has just replayed. They are complete, so they are grouped without
+    waiting `settle_s`. If given, the metrics are named `regroup` instead of `group`.
     """
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
@@ -52,8 +46,7 @@ def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
     found = form(pending, config, new_id)
     if found.derived:
         store.write([record for its in found.derived for record in (its.info, *its.calls)])
-        # A run that was cut into several derived trajectories goes into a group of its own. Without it the next cycle
-        # would find the run in no group and cut it again.
+        # A run that was cut into derived trajectories gets a group of its own, or the next cycle would cut it again.
         run_of = {call.id: trajectory for trajectory in pending for call in trajectory.calls}
         sources = {run_of[str(call.shadow_of)].id: its for its in found.derived for call in its.calls[:1]}
         whole = {trajectory.id: trajectory for trajectory in pending}
@@ -74,8 +67,7 @@ def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
 def score(run: Run) -> None:
     """Run the user's checks, let the judge rank the groups that lack a reward, and write all scores to the store.
 
-    A group that the judge could not rank waits for the next cycle. A group whose scores look manipulated or biased is
-    quarantined.
+    A group that the judge could not rank waits for the next cycle; one that looks manipulated or biased is quarantined.
     """
     store, config = run.store, run.config
     waiting: Sequence[Group] = store.read.groups(state="formed", held_out=False)
@@ -101,8 +93,7 @@ def score(run: Run) -> None:
 def to_judge(run: Run) -> list[Group]:
     """Return the groups that a cycle would send to the judge now, without asking the judge or writing anything.
 
-    These are the unscored groups in the store, and the groups that the cycle would form of trajectories without a
-    group.
+    These are the store's unscored groups, and those that the cycle would form of trajectories without a group.
     """
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)

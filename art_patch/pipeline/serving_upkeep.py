@@ -57,10 +57,7 @@ class ServingUpkeep:
             self._take_route()
 
     def keep(self, stop: Event) -> None:
-        """Call `look` every `EVERY_S` seconds until `stop` is set.
-
-        An error is logged once, and the next call tries again.
-        """
+        """Call `look` every `EVERY_S` seconds until `stop` is set. An error is logged once; the next call retries."""
         trouble = ""
         while not stop.wait(EVERY_S):
             try:

@@ -43,8 +43,7 @@ def evaluate(
     Returns the name of the policy that was compared with, `against` or else the champion, and the verdict:
     `Verdict.promote` says whether `policy` is better. In its metrics, `candidate` is `policy` and `champion` the other.
 
-    Args:
-        config: only its parts `gate`, `checks`, `combination` and `replay` are used.
+    Only the parts `gate`, `checks`, `combination` and `replay` of `config` are used.
 
     Raises:
         Busy: a cycle or an update is running on this store.
@@ -111,9 +110,7 @@ def run_explicit_update(
 ) -> ExplicitUpdate:
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
-    Args:
-        evaluation: ids of groups that are never trained on; the update measures itself on them every
-            `config.eval_steps` steps.
+    `evaluation` has ids of groups that are never trained on; every `config.eval_steps` steps they measure the update.
 
     Raises:
         ConfigError: `evaluation` is given without `eval_steps`, or `eval_steps` without `evaluation`.

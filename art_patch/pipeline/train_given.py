@@ -3,8 +3,7 @@
 A correction is learned whatever reward its run has, unless the run's scenario is held out. If its run is in a scored
 group, it is learned together with that group. All other corrections, and rewarded runs that are in no group, are
 learned only if they are newer than the champion's training: the champion's LoRA has learned the older ones already, and
-learning them again in each cycle would drive it away from its base. A LoRA that starts anew from the base learns all of
-them.
+learning them again in each cycle would drive it away from its base. A LoRA that starts anew learns all of them.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Given:
 def given_rows(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
     """Return the demonstrations (setting `imitate_from`) and pairs (setting `prefer_from`) that an update learns.
 
-    Raises:
-        ConfigError: one of these settings is used, but the base model has no chat template.
+    Raises `ConfigError` if one of these settings is used, but the base model has no chat template.
     """
     config = run.config.train
     since = 0.0 if config.start == "base" else champion.metrics.get("train", {}).get(_UPTO, 0.0)
@@ -172,8 +170,7 @@ class BaseText:
 def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
     """Return the base's tokenizer and chat template, compared with recorded runs; if they are missing, say why.
 
-    Missing ones are no error: training on groups uses recorded token ids only, so a base without a chat template can
-    still be trained.
+    Missing ones are no error: training on groups uses recorded token ids only.
     """
     from transformers import AutoConfig, AutoTokenizer  # seconds of import; the update needs transformers anyhow
 

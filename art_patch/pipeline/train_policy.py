@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-# The module, not its names: each name loads when it is first used. Some need numpy or torch, and a cycle that trains
-# nothing, or runs where they are missing, must not need them.
+# The module, not its names: they load at first use, and a cycle that trains nothing must not need numpy or torch.
 from art_patch import training
 from art_patch.errors import ArtPatchError, TrainingError
 from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
@@ -35,8 +34,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
     """Raise an error if training would fail later in this cycle, before the judge costs money.
 
     Raises:
-        ConfigError: a package, a GPU or the base's chat template is missing, or the engine cannot serve a LoRA of this
-            base.
+        ConfigError: a package, a GPU or the chat template is missing, or the engine cannot serve this base's LoRA.
         ModelNotFound: the base model cannot be found.
     """
     config = run.config.train
@@ -53,8 +51,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
     """Train a candidate on the scored groups of the store; or return `None` and the reason why none was trained.
 
-    Raises:
-        TrainingError: the update failed; nothing was published.
+    Raises `TrainingError` if the update failed; nothing was published then.
     """
     if (job := _unfinished_job(run, champion)) is not None:
         run.metrics["train"] = {**job.metrics, "resumed": True}

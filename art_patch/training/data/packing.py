@@ -3,8 +3,7 @@
 A row is one token sequence of a trajectory. A pack holds the tokens of one forward pass and tells which of them are
 scored. The rows of a pack form a tree: siblings have their prompt in common, and the rows of a forked conversation have
 all tokens before the fork in common. A causal model computes the same hidden state for a token wherever the tokens
-before it are the same. So each distinct token is computed once, and all rows that contain it use the result. This holds
-within a trajectory and across groups.
+before it are the same. So each distinct token is computed once for all rows that contain it, across groups too.
 
 The tree is a radix trie over token ids: a node is a run of tokens in which no row forks. The tokens are stored depth
 first, so the tokens of all nodes below a node follow it without a gap. Therefore attention needs no mask over the tree,
@@ -161,8 +160,7 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
 
 def tree_of(rows: Sequence[Ids]) -> Tree:
     """Builds the tree of `rows` (token sequences), which stores common beginnings once; no row may be empty."""
-    # Sorted by their bytes, rows with a common beginning stand together. The order of bytes is not that of numbers, and
-    # any order would do.
+    # Sorted by their bytes, rows with a common beginning stand together; any order would do.
     order = sorted(range(len(rows)), key=lambda r: rows[r].tobytes())
     shared = [0, *(common(rows[a], rows[b]) for a, b in pairwise(order)), 0]
     ids: list[Ids] = []

@@ -54,10 +54,7 @@ class Renderer:
     engine: Engine = "embedded"  # the engine whose preparation of messages and tools for the chat template is imitated
 
     def prompt_ids(self, call: Call) -> tuple[int, ...]:
-        """Returns the token ids of a call's prompt, as the engine would compute them.
-
-        Raises `Unusable` if the chat template refuses the messages, or if they hold an image, audio or a file.
-        """
+        """Returns a call's prompt ids; raises `Unusable` for a refused prompt, an image, audio or a file."""
         return self._encode(self._render(call))
 
     def turn(self, call: Call, answer: JSON) -> Turn:
@@ -169,10 +166,7 @@ def template_arguments(params: JSON) -> dict[str, Any]:
 
 
 def content_text(content: Any, between: str = "") -> str:
-    """Returns a message's content as one text, with its text parts joined by `between`.
-
-    Raises `Unusable` if a part is an image, audio or a file.
-    """
+    """Returns a message's text parts, joined by `between`; raises `Unusable` for an image, audio or a file."""
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []

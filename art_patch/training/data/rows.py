@@ -121,12 +121,7 @@ def trained_answers(
 
 
 def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, ...]:
-    """Joins turns (a prompt and its answer as token ids) to rows, the token sequences that are trained.
-
-    A turn whose prompt begins with all tokens of a row is appended to the longest such row. Else it starts a new row.
-    If `learn_truncated` is false, answers that were cut off at their length limit are not marked as sampled, so a row
-    may have no marked token.
-    """
+    """Joins turns to rows, see the module's docstring. With `learn_truncated` false a row may have no marked token."""
     rows: list[Row] = []
     for turn in turns:
         # The longest, so that after a fork a turn continues the branch that it came from.
@@ -139,10 +134,7 @@ def merge(turns: Iterable[Turn], *, learn_truncated: bool = True) -> tuple[Row, 
 
 
 def cut(rows: Iterable[Row], max_tokens: int) -> tuple[Row, ...]:
-    """Cuts each row (token sequence) to at most `max_tokens` tokens, and then after its last sampled token.
-
-    Rows that have no sampled token within `max_tokens` are left out.
-    """
+    """Cuts each row to `max_tokens` tokens, and then after its last sampled one; leaves out rows without any."""
     kept: list[Row] = []
     for row in rows:
         marked = row.sampled_T[:max_tokens]

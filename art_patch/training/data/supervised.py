@@ -52,13 +52,11 @@ def demonstrations(
     """Returns rows of the answers to imitate: upstream's answers in runs of high reward, and people's corrections.
 
     An answer is learned only once, even if its run is in several groups or its call was copied by a shadow. A corrected
-    run gives its corrected answer and nothing else. If the prompt of a turn extends an earlier turn, both are in one
-    row.
+    run gives its corrected answer and nothing else.
 
     Args:
         scored: Groups with the reward of each sibling. For a run in several groups, the highest reward counts.
         corrections: Runs that people corrected; none of them may belong to a held-out scenario.
-        renderer: Renders messages to token ids of the base model.
         least_reward: Lowest reward at which a run is imitated.
         max_tokens: Tokens of a row after this number are cut off and not learned.
     """

@@ -10,9 +10,8 @@ FlashAttention does within a row (https://arxiv.org/abs/2205.14135) and Ring Att
 (https://arxiv.org/abs/2310.01889). In the backward pass each tile uses the joined output and log-sum-exp. Therefore the
 sum of the tiles' gradients is the exact gradient. A shared token gets the sum over all tokens that attend to it.
 
-On a CPU, torch's flash kernel computes a tile. That kernel does not support other devices, a sliding window, or values
-of another width than keys. In these cases the scores are computed with plain torch operations, in blocks of bounded
-size.
+On a CPU, torch's flash kernel computes a tile. Other devices, a sliding window, and values of another width than keys
+need plain torch operations, in blocks of bounded size.
 
 Letters in names and shapes are the axes of a tensor: P packed tokens of the whole tree; L queries and M keys of one
 tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
@@ -207,8 +206,7 @@ def tile_backward(
         )  # fmt: skip
         return _from_kernel(tile, of_query, query), of_key.sum(0), of_value.sum(0)
     of_query, of_key, of_value = (torch.zeros_like(each, dtype=lse.dtype) for each in (query, key, value))
-    # As in FlashAttention's backward, the derivative of the softmax needs only grad . out of each query, so no weights
-    # of other tiles.
+    # As in FlashAttention, the softmax's derivative needs only grad . out of a query, no weights of other tiles.
     delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
     for block in _blocks(query, key):
         weights = torch.exp(_scores(tile, query[:, block], key, depth_P, block) - lse[:, block, :, None])

@@ -41,8 +41,7 @@ class Family:
 
     name: str  # name of the family, which people read
     model_types: tuple[str, ...]  # the values of `config.model_type` that belong to the family
-    # Endings of the names of the modules that get a LoRA. If empty, every linear layer of the transformer blocks except
-    # routers gets one.
+    # Endings of the names of modules that get a LoRA. If empty, all linear layers of the blocks but routers get one.
     targets: tuple[str, ...]
     end_of_turn: tuple[str, ...] = ()  # tokens that end an answer, besides the tokenizer's own end-of-sequence token
     # Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the thoughts of

@@ -1,8 +1,7 @@
 """Computes each LoRA layer of a model with one autograd function instead of peft's modules, and controls its dropout.
 
 The dropout is peft's: it drops inputs of the LoRA. It is on only during the forward and backward passes of optimizer
-steps; scores, evaluations and serving are computed without it. Its random masks depend on the config's seed, the number
-of the optimizer step and the process. Dropout layers of the base model itself are always off.
+steps; scores, evaluations and serving are computed without it. Dropout layers of the base model are always off.
 """
 
 import random
@@ -91,10 +90,7 @@ def dropout_off(model: Any) -> None:
 
 @contextmanager
 def dropout_on(model: Any, config: TrainConfig, step: int, rank: int) -> Generator[None]:
-    """Switches the LoRA's dropout on inside the block and off at its end; does nothing if `config.lora_dropout` is 0.
-
-    `step` is the number of the optimizer step in the plan of the update, and `rank` the number of this process.
-    """
+    """Switches the LoRA's dropout on inside the block and off at its end; nothing if `config.lora_dropout` is 0."""
     if not config.lora_dropout:
         yield
         return

@@ -82,10 +82,7 @@ class Scorer:
 
     @torch.no_grad()
     def next_TV(self, ids_T: Sequence[int]) -> Tensor:
-        """Returns the log-probability (T, V) of every vocabulary entry as next token after each of T tokens.
-
-        The temperature is 1. All logits are held at once, so T must be small.
-        """
+        """Returns log-probabilities (T, V) of each next token at temperature 1. T must be small: all are held."""
         tree = tree_of([np.array(ids_T, dtype=np.int64)])
         return torch.log_softmax(self._head(self._hidden_PW(tree)), dim=-1)
 

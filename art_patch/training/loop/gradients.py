@@ -52,9 +52,7 @@ class StartScores:
 
     old: tuple[Tensor, ...]  # of the trajectories in the training groups, under the policy at the start of the update
     pairs: tuple[Tensor, ...]  # of each pair, first the better row's, under the policy at the start
-    # Largest difference between recorded and computed log-probability, over tokens that the policy at the start
-    # sampled. A large value means that trainer and server do not compute the same. `None` if that policy sampled no
-    # token of the data.
+    # Largest difference between recorded and computed log-probability, see `UpdateMetrics.logprob_gap_nats`.
     gap_nats: float | None
     reference: tuple[Tensor, ...] | None = None  # as `old`, under the reference policy; `None` without a KL term
     eval_old: tuple[Tensor, ...] = ()  # of the evaluation groups' trajectories, as `old`
@@ -136,10 +134,7 @@ def _gap_nats(examples: Sequence[Example], old: Sequence[Tensor], on_policy: Seq
 def gradients_of(
     job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks
 ) -> dict[PhaseName | Literal["rehearse"], Gradient]:
-    """Returns a gradient function for each phase of the update, and one ("rehearse") for the rehearsed rows.
-
-    A rehearsed row is a known answer that a step on groups imitates as well, against forgetting.
-    """
+    """Returns a gradient function for each phase of the update, and one ("rehearse") for the rehearsed answers."""
     by_packs = _ByPacks(scorer, job.config, ranks)
     return {
         "imitate": _of_given(job.demonstrations, 1.0, by_packs),

@@ -135,10 +135,7 @@ def claim(directory: Path, job: TrainJob) -> None:
 
 
 def read_job(directory: Path) -> TrainJob | None:
-    """Reads the job from the job's file in `directory`; returns `None` if there is no such file.
-
-    Raises `TrainingError` if the file is damaged, or if a release of art_patch with another file format wrote it.
-    """
+    """Reads the job in `directory`; `None` if there is none. `TrainingError`: it is damaged or of another format."""
     found = read_file(directory / JOB)
     if found is None:
         return None
@@ -244,10 +241,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> tuple[dict[str, np.typing.NDArray[Any]], dict[str, Any]] | None:
-    """Returns the arrays and the JSON object of a file of a job directory; `None` if there is no such file.
-
-    Raises `TrainingError` if the file is damaged or cannot be read.
-    """
+    """Returns the arrays and JSON object of a file; `None` if it is missing, `TrainingError` if it is unreadable."""
     try:
         with safe_open(path, framework="np") as file:  # type: ignore[no-untyped-call]
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping

@@ -33,10 +33,7 @@ class Learner:
         )
 
     def clip(self, ranks: Ranks) -> float:
-        """Sums the gradients of all processes, and scales them down if their norm exceeds `max_grad_norm`.
-
-        Returns the norm before scaling.
-        """
+        """Sums the gradients of all processes, scales them to `max_grad_norm` at most, and returns the norm before."""
         ranks.sum_gradients(self._weights.values())
         return float(torch.nn.utils.clip_grad_norm_(self._weights.values(), self._config.max_grad_norm))
 
@@ -102,17 +99,14 @@ def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of an update into its job directory.
-
-    One is due `every_s` seconds after the previous write, and after every `every_steps` steps unless that is `None`.
-    """
+    """Writes an update's checkpoints, due `every_s` seconds after the last and after every `every_steps` steps."""
 
     def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
         self._path, self._every_s, self._every_steps = directory / _FILE, every_s, every_steps
         self._kept_at = time.monotonic()
 
     def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
-        """Writes a checkpoint if one is due by time or by number of steps, or or if `now`; call it after every step.
+        """Writes a checkpoint if one is due by time or by number of steps, or if `now`; call it after every step.
 
         Raises `TrainingError` if the disk is full or not writable. The previous checkpoint stays valid.
         """

@@ -45,10 +45,7 @@ def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
 
 
 def require_machine(config: TrainConfig) -> None:
-    """Raises `ConfigError` if this machine lacks the config's backend or has fewer GPUs than the config has processes.
-
-    A machine without any GPU may run several processes; they train on the CPU.
-    """
+    """Raises `ConfigError` if this machine lacks the config's backend, or has GPUs, but fewer than `processes`."""
     backend_of(config)
     gpus = torch.cuda.device_count()
     if gpus and config.processes > gpus:
@@ -155,10 +152,7 @@ def _recompute_blocks(model: torch.nn.Module) -> None:
 
 @contextmanager
 def as_reference(model: Any, adapter: Path | None) -> Generator[None]:
-    """Makes a model of `load_policy` compute as the reference policy inside the block, and as before after it.
-
-    `adapter` is the directory of the reference policy's LoRA. With `None` the reference is the base model without LoRA.
-    """
+    """Makes a model compute as the reference inside the block: with the LoRA `adapter`, or as the base if `None`."""
     if adapter is None:
         with model.disable_adapter():
             yield

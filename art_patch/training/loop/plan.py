@@ -5,8 +5,7 @@ The same job always gives the same plan. So a checkpoint needs only the number o
 An update has three phases. First it imitates demonstrations, then it learns pairs of a better and a worse answer, then
 it learns from ranked groups. In each epoch a phase goes through its items in a random order, which depends only on the
 seed, the phase and the epoch, and divides them into steps. If the config asks for rehearsal, each step on groups also
-imitates a few known answers against forgetting. The draw of these answers depends only on the seed and the number of
-the step.
+imitates a few known answers against forgetting, drawn by the seed and the number of the step alone.
 """
 
 import math

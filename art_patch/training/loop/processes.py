@@ -59,8 +59,7 @@ class Ranks:
     def shard(self, examples: Sequence[Example], max_tokens: int) -> list[Pack]:
         """Divides examples into packs (inputs of forward passes) and returns those that this process must compute.
 
-        Every process calls this method with the same arguments, and all get about the same number of tokens. A pack has
-        at most `max_tokens` distinct tokens, unless a single example has more.
+        Every process calls this method with the same arguments, and all get about the same number of tokens.
         """
         packs = packs_of(examples, max_tokens)
         if len(packs) < self.size:

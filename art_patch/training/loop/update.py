@@ -143,10 +143,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
 
 
 def is_published(job: TrainJob) -> bool:
-    """Tells whether this job has already published its policy at `job.target`.
-
-    Raises `AdapterRejected` if the policy there was made by another job.
-    """
+    """Tells whether this job has published `job.target`; raises `AdapterRejected` if another job published it."""
     if not job.target.exists():
         return False
     if read_json(job.target, MANIFEST).get(_JOB) != job.fingerprint:

@@ -28,10 +28,7 @@ class SftMetrics:
 
 
 def sft_loss(batch: SftInput) -> tuple[Tensor, SftMetrics]:
-    """Returns the micro-batch's part of the imitation loss of its optimizer step, and the metrics.
-
-    The loss is the mean negative log-likelihood over all learned tokens of the step.
-    """
+    """Returns the micro-batch's part of the step's mean negative log-likelihood over learned tokens, and metrics."""
     # The mean over tokens, not over answers: each token weighs the same, however long its answer is.
     nll = -batch.logprob_N.sum()
     return nll / batch.tokens_in_step, SftMetrics(nll.item())
@@ -47,10 +44,7 @@ def sums_R(logprob_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceInput:
-    """Input of the preference loss for one micro-batch of P pairs of a better and a worse row (token sequence).
-
-    The log-probability of a row is the sum over its learned tokens (`sums_R`).
-    """
+    """P pairs of a better and a worse row in one micro-batch; a row's log-probability is that of `sums_R`."""
 
     chosen_P: Tensor  # log-probability of the better rows under the model, with gradient
     rejected_P: Tensor  # log-probability of the worse rows under the model, with gradient
