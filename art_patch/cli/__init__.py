@@ -1,9 +1,8 @@
 """The command line: `art-patch run`, `serve`, `retrain`, `status` and the other commands that `--help` lists.
 
 Each command reads its options, calls one function of the package and prints its result. Results go to stdout (with
-`--json` as one JSON object on one line), progress and errors to stderr. For an error of `art_patch.errors` the command
-prints one line and ends with the exit code of that class of errors. Exit code 0 is success, which includes "nothing to
-do"; 130 is Ctrl-C.
+`--json` as one JSON object on one line), progress and errors to stderr. An error of `art_patch.errors` becomes one line
+and the exit code of its class. Exit code 0 is success, which includes "nothing to do"; 130 is Ctrl-C.
 """
 
 from __future__ import annotations

@@ -148,10 +148,7 @@ def root(
 
 
 def read_env_file(path: Path) -> None:
-    """Set environment variables from a file of `NAME=VALUE` lines. Variables that are set already keep their values.
-
-    A file or a line that cannot be read raises `ConfigError`, which quotes no text of the file: it may be a key.
-    """
+    """Set variables that are not set yet from `NAME=VALUE` lines. A `ConfigError` quotes no text: it may be a key."""
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
 

@@ -126,10 +126,7 @@ def _holds_store(directory: Path) -> bool:
 
 
 def refuse_foreign(chosen: Settings) -> None:
-    """Raise `WrongProject` if the store belongs to another project; for commands that do not open the store.
-
-    A store that cannot be read raises nothing here: the process that opens it later gives a better error.
-    """
+    """Raise `WrongProject` if the store is another project's. A store that cannot be read is left to its opener."""
     try:
         owner = store.read_route(chosen.store_url).project
     except (ArtPatchError, sqlite3.Error, OSError, ValueError):

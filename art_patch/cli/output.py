@@ -1,9 +1,9 @@
-"""Prints results, progress and errors. Results go to stdout, everything else to stderr.
+"""Prints results, progress and errors.
 
-Recorded text is printed, but a terminal must never execute it. Strangers who talk to an agent decide what is recorded:
-an escape sequence in their text could rename the window, hide the text that follows or type an answer for the user, and
-characters that change the writing direction could make a text look like another one. So every such character is printed
-as its escape sequence in Python, and texts are passed to rich as `Text`, in which brackets are not markup.
+A terminal must never execute recorded text. Strangers who talk to an agent decide what is recorded: an escape sequence
+could rename the window, hide the text that follows or type an answer for the user, and characters that change the
+writing direction could make a text look like another one. So every such character is printed as its escape sequence in
+Python, and texts are passed to rich as `Text`, in which brackets are not markup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Makes command-line options from dataclasses: each option is defined once, as a field of a dataclass.
 
 In: a function whose parameters are dataclasses, arguments of Typer, or single values marked with `Option`. Out: a
-command. Its options are the marked fields of the dataclasses. When the command runs, it builds the dataclasses from the
-options and calls the function with them.
+command, whose options are the marked fields of the dataclasses.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ starts; trajectories, spans, scores and corrections for the store. The state liv
 Each call reads it once, when the call starts.
 
 A call belongs to the first of these that exists: an explicit `trajectory()` (or an outermost `span()`); the active
-OpenTelemetry trace; the trajectory of an earlier conversation that the call extends (found by `recording`); a new
-trajectory for this call.
+OpenTelemetry trace; the trajectory of an earlier conversation that it extends (found by `recording`); a new trajectory.
 """
 
 # pyright: reportUnusedImport=false

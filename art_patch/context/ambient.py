@@ -36,8 +36,7 @@ class Ambient:
     Attributes:
         open: the innermost trajectory; `None` outside of every trajectory.
         outer: the surroundings of the nearest outer block that has not ended; `None` if there is none.
-        thread: id of the thread that entered the innermost block; 0 for a copy that no thread entered and that so
-            never ends.
+        thread: id of the thread that entered the innermost block; 0 for a copy, which never ends.
         ended: whether the program has left the innermost block.
     """
 
@@ -152,8 +151,7 @@ def leave(entered: Entered) -> None:
     now.ended = True
     # The old context is attached again, instead of detaching by token: a token only works in the context that made it,
     # and OpenTelemetry logs an error if a generator is finalised in another task. If other code attached a context on
-    # top of ours and forgot it, that context stays, without our surroundings in it. If ours are not in force here,
-    # nothing is changed.
+    # top of ours and forgot it, that context stays, without ours. If they are not in force, nothing is done.
     if current is inside:
         otel.attach(before)
     elif ambient_of(current) is now:
@@ -183,7 +181,6 @@ def lasting() -> otel.Context:
     """Return a copy of the current context that keeps its trajectory, span and group after their blocks have ended."""
     current = otel.get_current()
     here = ambient_of(current)
-    # A copy was never entered by a thread, so it never ends.
     return current if here is _NOTHING else otel.set_value(_KEY, _in_force(here).copy(), current)
 
 

@@ -7,8 +7,7 @@
 `with trajectory()` must surround the agent's code. A framework's callback cannot do that: it is only told, in some task
 or thread, that a node or tool began, and later that it ended. So the integration keeps a `Run` object; each step names
 its parent step, and `inside()` makes the SDK's calls inside its block belong to a step. `record_call` records calls of
-libraries that bypass the OpenAI SDK, which are never routed. README.md in `integrations/` has an integration in 40
-lines.
+libraries that bypass the OpenAI SDK, which are never routed. `integrations/README.md` has an integration of 40 lines.
 
 - If the app has a `trajectory()`, a `span()` or an OpenTelemetry trace of its own, the framework's run becomes part of
   that trajectory, and its steps become children of the span that is active. If not, the run is a new trajectory.
@@ -92,8 +91,7 @@ class Run:
             id: the framework's own id. Runs with the same id are one trajectory. Without it, a new id is made.
             session_id: the conversation, thread or session that the run is a turn of.
             tags: labels by which commands can select runs.
-            metadata: further JSON values. The key `replay`, which names code that the job may execute, is removed: a
-                user of the app may have sent it.
+            metadata: further JSON values. The key `replay` names code to execute and is removed: a user may send it.
         """
         here = ambient.surroundings()
         around = ambient.registered_around(here)
@@ -253,10 +251,7 @@ def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None
 
 
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a callback so that its exceptions never reach the app.
-
-    They are counted under `place`, and logged at most once a minute. Under pytest they are raised.
-    """
+    """Decorate a callback so that its exceptions are counted under `place` and logged, and raised only under pytest."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)

@@ -5,9 +5,8 @@ In: the app's calls of the function. Out: each call is a run of the agent, whose
     {"replay": {"target": "module:function", "args": [...], "kwargs": {...}}}
 
 The target is a name that another process can import: a module, or the absolute path of the script that was started.
-The arguments are noted when the call starts, and only if a round trip through JSON leaves them equal; a run whose
-arguments are not noted is never repeated. A repetition is not itself offered for repetition. A function that cannot be
-replayed raises `ConfigError` where it is decorated. No call of the function ever fails because of this module.
+The arguments are noted when the call starts, and only if a round trip through JSON leaves them equal. A repetition is
+not itself offered for repetition. No call of the function ever fails because of this module.
 """
 
 import inspect

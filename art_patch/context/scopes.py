@@ -254,8 +254,7 @@ class _Staged:
             self._scope.__exit__(*error)
 
 
-# `send`, `throw` and `close` of the consumer are passed to the body, as `yield from` would do; but that runs the body
-# in the consumer's context.
+# Passes `send`, `throw` and `close` to the body as `yield from` does, but not in the consumer's context.
 def _drive(
     function: Callable[..., Any], args: Args, kwargs: Kwargs, scope: AbstractContextManager[object]
 ) -> Generator[Any, Any, Any]:

@@ -3,8 +3,7 @@
 A line of the file holds all data that the store has about one trajectory: its record, its calls with all choices, token
 ids and log-probabilities, its scores, spans, corrections and group. Fields with their default value are left out.
 
-Reading is strict, because a policy would be trained on a wrong value: a field that is unknown or has the wrong type
-raises an error with the field's path.
+Reading is strict, because a policy would be trained on wrong values: an unknown or mistyped field raises an error.
 """
 
 from __future__ import annotations

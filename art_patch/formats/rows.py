@@ -55,8 +55,7 @@ def preference_rows(
 
     Args:
         rewards_G: the rewards of the G siblings; `None` for a sibling that is not scored.
-        all_pairs: whether to yield every pair of siblings with the same prompt. If false, only the best and the worst
-            sibling of each prompt are paired.
+        all_pairs: yield every pair of siblings with the same prompt, not only the best and the worst of each prompt.
         margin: pairs whose rewards differ by this much or less are left out.
     """
     siblings = zip(rewards_G, map(_usable, group.trajectories), strict=True)

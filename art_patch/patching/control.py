@@ -1,8 +1,7 @@
 """The functions that control the process's one patch: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
 
-A wrong argument raises `ConfigError`. With a wrong environment variable nothing is raised: that call of `patch()`
-changes nothing, and `status().degraded` says so. It also names what fails in production: the store, the engine, or an
-SDK of an unknown version.
+A wrong argument raises `ConfigError`. A wrong environment variable raises nothing: that call of `patch()` changes
+nothing, and `status().degraded` says so. It also names a failing store or engine, and an SDK of an unknown version.
 """
 
 import inspect

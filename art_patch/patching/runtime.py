@@ -1,10 +1,9 @@
 """Holds the state of the patch: settings, target, recorder, circuit breakers, engine clients and pins.
 
-The target says which engine and policies calls may go to. `patch()` computes it from the route in the store, so that
-the very first call is routed; then the recorder's thread computes it again every `poll_interval_s`. A call only reads
-the attribute `target`. It reads the store itself in two cases: the recorder's thread does not run yet, or the engine
-answered 404. If the store is behind a network, only the recorder's thread reads it, because no call may wait for a
-network. Until its first read, calls go upstream; in mode `route` their records give this reason.
+`patch()` computes the target from the route in the store, so that the very first call is routed; then the recorder's
+thread computes it every `poll_interval_s`. A call reads the store itself only if that thread does not run yet, or the
+engine answered 404. A store behind a network is read by the recorder's thread alone, because no call may wait for it.
+Until its first read, calls go upstream; in mode `route` their records give this reason.
 """
 
 from __future__ import annotations
@@ -142,7 +141,6 @@ class Runtime:
             faults.trouble("route.key", refused)
             self.degraded["route"] = f"The engine is not asked: {refused}."
         if target != self.target:
-            # Once per change and not per call: a later champion may have a higher step than both.
             self.pins.turned(self.target, target)
             if target.challenger != self.target.challenger:
                 self.challenger_breaker = Breaker()
@@ -189,10 +187,7 @@ class Runtime:
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
-        """Return the target, after reading the route again if the previous such read is more than a second ago.
-
-        A store behind a network is not read, because the caller would wait for it.
-        """
+        """Return the target; a store on this machine is read again if such a read is more than a second ago."""
         now = time.monotonic()
         if now - self._refreshed_at >= REFRESH_EVERY_S and not self._remote:
             self._refreshed_at = now
@@ -206,8 +201,7 @@ class Runtime:
             return True
         with self._lock:
             now = time.monotonic()
-            # The challenger has a breaker of its own besides the engine's: its failures must not keep calls from the
-            # champion.
+            # The challenger has its own breaker besides the engine's, so that its failures do not stop the champion.
             if challenger and not self.challenger_breaker.allow(now):
                 return False
             may_go = self.breaker.allow(now)

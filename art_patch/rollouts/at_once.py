@@ -124,10 +124,7 @@ def gathering(description: str | None, total: int, max_exceptions: float, max_me
 
 
 async def run_all(rollouts: Sequence[Any]) -> list[Any]:
-    """Run awaitable rollouts at the same time; return results, exceptions, and what is not awaitable, in order.
-
-    If a `gathering` block encloses the call, it counts the results and raises if too many rollouts raise.
-    """
+    """Run rollouts, counted by a `gathering` block; return results, exceptions and what is not awaitable, in order."""
     around = _here.get()
 
     async def one(rollout: Any) -> Any:

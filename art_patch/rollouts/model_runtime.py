@@ -80,7 +80,6 @@ class ModelRuntime:
         """Create the runtime; `open` opens the store and starts the engine.
 
         Args:
-            name: the model's name; its policies are `NAME@STEP`.
             base: model directory or Hugging Face id of the base model; `None` for a model that is never trained.
             engine: options of `art-patch serve`, for an engine that this runtime starts.
         """
@@ -111,10 +110,7 @@ class ModelRuntime:
 
     @_on_store_thread
     def open(self) -> tuple[str, str | None]:
-        """Open the store, start the engine or use the one that runs, and return the engine's address and key.
-
-        Raises a `ConfigError` if the project serves another model, or if options were given and an engine runs already.
-        """
+        """Open the store, start or join the engine, return its address and key; raises like `LocalBackend.register`."""
         champion, base, joined = self._open_store().ledger.champion(), self._base or "", None
         if champion is not None:
             self._check_same_model(champion, base)
@@ -206,8 +202,7 @@ class ModelRuntime:
             for policy in gone:
                 promotion.reject(ledger, engine, policy.name, who=self._who, reason=reason)
         for policy in gone:
-            # The path is made of the name, and the name is checked: any process that may write the store could have
-            # written `../..` there.
+            # The path is made of the name, and a process that may write the store could have written `../..` there.
             policies.check_name(policy.name)
             with suppress(OSError):
                 policies.remove_adapter(self._settings.adapters, policy.name)

@@ -43,10 +43,7 @@ class ScriptChild(process.Child):
     """A child process that runs a Python module and exchanges JSON objects with the script, one in each line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the child; its module must end itself when its standard input closes.
-
-        `environment` is added to the variables of this process; the child's stderr is appended to `log`.
-        """
+        """Start the child with `environment` added to this process's own; its stderr is appended to `log`."""
         # -P: files beside the script must not stand in for modules of the same name
         command = [sys.executable, "-P", "-m", module, *arguments]
         super().__init__(command, {**os.environ, **environment}, log=log)
@@ -69,13 +66,10 @@ class ScriptChild(process.Child):
 
 
 class Trainer:
-    """The trainer's process of one project: makes one update at a time while the script goes on sending requests.
-
-    The first update starts the process, which is kept for the next. An update that is cancelled ends it.
-    """
+    """A project's trainer process, kept from the first update on; an update that is cancelled ends the process."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Create the trainer; `environment` names the project, and the process's stderr is appended to `log`."""
+        """Create the trainer; `environment` names the project."""
         self._environment, self._log = environment, log
         self._child: ScriptChild | None = None
         self._one = threading.Lock()
@@ -91,7 +85,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Train on groups with these ids in the store, evaluate on others, and return the update's record as fields.
 
-        An error of the update is raised here, too; if the process ends before it answers, a `TrainingError`.
+        Errors of the update are raised here; a process that ends without an answer raises a `TrainingError`.
         """
         request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}
         try:

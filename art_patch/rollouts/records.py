@@ -4,8 +4,7 @@
   choice that did not come through the model's own client carries no tokens, so it is not trained on.
 - A conversation without a choice becomes one call that is not trained on, so that it can be read and exported.
 - The reward and each metric become scores of source `code`. A NaN is not stored as a score.
-- Siblings share a scenario: the group's `scenario_id`, or the one that all its trajectories have, else a hash of the
-  task's text.
+- Siblings share a scenario: the group's `scenario_id`, or the one of all its trajectories, else the task text's hash.
 
 The history file, in the project's directory, gets one JSON line for each call of `train` and `log`, so a step may have
 several lines. The names of metrics begin with their split: `val/reward`, `train/reward`, `train/loss`.
@@ -129,8 +128,7 @@ def _scenario(group: Siblings, siblings: Sequence[types.Trajectory]) -> str | No
 def metrics_of(groups: Sequence[Siblings]) -> dict[str, float]:
     """Return the mean of the reward and of each metric over all rollouts, and two metrics of the groups.
 
-    `reward_std_dev` is the rewards' standard deviation within a group, averaged over groups. `exception_rate` is the
-    share of rollouts that raised.
+    `reward_std_dev` is the mean of the groups' standard deviations, `exception_rate` the share of rollouts that raised.
     """
     runs = [run for group in groups for run in group.trajectories]
     raised = sum(len(group.exceptions) for group in groups)

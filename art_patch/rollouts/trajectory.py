@@ -1,8 +1,7 @@
 """The class `Trajectory`, with OpenPipe ART's fields and methods: the conversations and the reward of one rollout.
 
-`messages_and_choices` holds messages in the format of the OpenAI SDK, and the SDK's `Choice` object for each answer
-that may be trained on. An answer that is given as a plain message is only context. Other conversations of the rollout
-(a sub-agent, a shortened history) are `additional_histories`; they share the reward.
+Messages have the format of the OpenAI SDK. An answer that is given as a plain message, not as the SDK's `Choice`, is
+only context. `additional_histories` are, for example, those of a sub-agent, or shortened ones.
 """
 
 from __future__ import annotations

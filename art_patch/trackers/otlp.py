@@ -74,8 +74,7 @@ class Otlp:
         trajectory = episode.trajectory
         run = context_of(trajectory.id, f"trajectory:{trajectory.id}")
         inside = {span.id: context_of(trajectory.id, f"span:{span.id}") for span in trajectory.spans}
-        # A run and its spans are sent after they ended and never change, so their digest is empty; that of a score
-        # follows its value.
+        # A run and its spans never change after their end, so their digest is empty; that of a score follows its value.
         yield Item(f"trajectory:{trajectory.id}", "", self._run(episode, run), trajectory.id)
         # A span or call whose parent was not recorded is shown directly under the run.
         for span in trajectory.spans:

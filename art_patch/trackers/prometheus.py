@@ -6,8 +6,7 @@ from typing import Any, Literal, get_args
 
 from art_patch.types import JSON, Mode
 
-# Counts of the store are gauges, because `prune` and `erase` lower them. Counts of an app's process only grow until the
-# process ends, so they are counters.
+# Counts of the store are gauges, because `prune` and `erase` lower them. Counts of an app's process are counters.
 _RECORDED = {
     "calls": "Calls that apps made, copies not counted.",
     "calls_by_policy": "Calls that one of our policies answered.",

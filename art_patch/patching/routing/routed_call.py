@@ -2,10 +2,9 @@
 
 While a canary is tested, calls of a share of the sessions go to the canary in place of the champion; if the canary
 fails, the call goes upstream, not to the champion. Only if the engine answers 404 because the route has just changed,
-the call asks the policy that the new route names. `patching.sdk.wrapping` requests the next attempt, sends it and
-reports the outcome; its docstring shows the order of these steps. This module is the same for synchronous and
-asynchronous clients. Faults of art_patch never leave it, except under pytest (`faults.fault`). `InvalidAnswer` does, on
-purpose: the wrapper then reports that the attempt failed, and the call goes upstream.
+the call asks the policy that the new route names. The docstring of `patching.sdk.wrapping` shows the order of the
+steps, for synchronous and asynchronous clients alike. Faults of art_patch never leave this module, except under pytest.
+`InvalidAnswer` does, on purpose: the wrapper then reports that the attempt failed, and the call goes upstream.
 """
 
 from __future__ import annotations
@@ -86,8 +85,6 @@ class RoutedCall:
             self.routed = False
         elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
-
-    # The attempts.
 
     def next_attempt(self) -> Attempt | None:
         """Return the next attempt to ask a policy; `None` if the call goes upstream now."""
@@ -170,8 +167,6 @@ class RoutedCall:
         """Return whether the store routes calls to another policy by now."""
         now = self.runtime.refreshed()
         return policy not in (now.champion, now.canary)
-
-    # The end.
 
     def answered(self) -> None:
         """Note that the SDK has a result for the app. The record ends here, or for a stream when the stream ends."""

@@ -1,8 +1,5 @@
 """Computes where calls may go (the target), and chooses the policy that answers a run of the agent.
 
-The target holds the engine, the policies and the mode. It is computed from the app's settings and the route in the
-store once for each change of the route, not in each call.
-
 A run is identified by its trajectory if the app names one; if not, by the opening messages of the conversation. All
 calls of a run go to the policy of its first call for as long as the engine serves that policy, which is for two more
 promotions: the run is pinned to it. While a canary is tested, a hash of session and canary assigns a share of new runs

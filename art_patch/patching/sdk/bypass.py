@@ -73,8 +73,7 @@ class Watched(NamedTuple):
         name: its name in `status().bypasses` and in the warning.
         package: the package's name in `BYPASSES`, which holds the cure.
         places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
-        passes: function that is given an object of that class and returns whether its call bypasses the SDK. Without
-            it, every call does.
+        passes: returns whether the call of an object of that class bypasses the SDK. Without it, every call does.
     """
 
     name: str

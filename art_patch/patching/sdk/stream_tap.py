@@ -1,9 +1,8 @@
 """Records a stream below the SDK while the app reads it, and rewrites it if it comes from the engine.
 
 A tee replaces `response.stream`, so every object that the app holds is the SDK's own. The exchange of the call ends
-exactly once, at the first of these events: the end of the stream, an error, `close()`, or the garbage collection of the
-stream, even if the app never iterated it. The tee can be iterated again (openai 3 reads the rest after `[DONE]`); only
-the first iteration is recorded.
+once, at the first of these events: the end of the stream, an error, `close()`, or the garbage collection of the stream,
+even if the app never iterated it. Only the first iteration is recorded (openai 3 iterates again after `[DONE]`).
 
 If the engine's stream breaks in the middle, the app gets the SDK's own `APIConnectionError`. The call does not go
 upstream then: the app has received half of an answer, and the rest of another model's answer would not continue it.
@@ -36,7 +35,6 @@ class StreamTap:
 
     Args:
         rewriter: rewrites the engine's stream for the app; with `None` the app gets the bytes unchanged.
-        on_broken: called when the engine's stream breaks.
     """
 
     __slots__ = ("_on_broken", "exchange", "request", "rewriter")

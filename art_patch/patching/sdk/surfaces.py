@@ -2,8 +2,7 @@
 
 The path decides, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike. Requests
 to any other path (embeddings, files, `/responses/compact`) are not changed or recorded. The engine only answers chat
-completions. A request of another surface is translated into one if the translation loses nothing; if not, it goes
-upstream.
+completions. A request of another surface goes upstream, unless it can be translated into one without loss.
 """
 
 import fnmatch
