@@ -37,9 +37,6 @@ def extra(what: str, name: str) -> Generator[None]:
         raise ConfigError(f'{what} needs {error.name}; run: pip install "art-patch[{name}]"') from None
 
 
-# --- the project and its store ---
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
     """The option that every command has: `--json`."""
@@ -135,9 +132,6 @@ def refuse_foreign(chosen: Settings) -> None:
         raise WrongProject(store.of_another_project(chosen.store_url, str(owner), chosen.project))
 
 
-# --- settings of an app that records ---
-
-
 @dataclass(frozen=True, slots=True)
 class AppSettings:
     """The settings of `art_patch.patch()` that are options of `art-patch run` and `art-patch proxy`."""
@@ -147,8 +141,6 @@ class AppSettings:
     sample_rate: Annotated[float | None, setting("sample_rate")] = None
     redact: Annotated[str | None, setting("redact")] = None
 
-
-# --- which trajectories ---
 
 SINCE = Option("Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
 _AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -225,9 +217,6 @@ def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
     """Raise `ConfigError` unless the option's value is one of the known words."""
     if value not in known:
         raise ConfigError(f"{option} {value!r} is not one of {', '.join(known)}")
-
-
-# --- the judge and the embedding model ---
 
 
 @dataclass(frozen=True, slots=True)

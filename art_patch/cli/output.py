@@ -32,9 +32,6 @@ _UNSAFE = re.compile(
 )
 
 
-# --- answers ---
-
-
 def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:
     """Print a command's result as one line of JSON, on stdout if no other stream is given."""
     # Flushed, because a server that started goes on, and scripts wait for this line.
@@ -74,9 +71,6 @@ def confirmed(question: str, *, yes: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# --- recorded text on a terminal ---
-
-
 def visible(text: object) -> str:
     r"""Return the text with each character that could control a terminal replaced by its escape, such as `\x1b`."""
     # A Windows line end is harmless; a carriage return alone could overwrite the line.
@@ -98,9 +92,6 @@ def cell(text: object, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(one_line(text), style=style)
-
-
-# --- consoles and tables ---
 
 
 def stdout() -> Console:
@@ -141,9 +132,6 @@ def grid(*styles: str, gap: int = 2) -> Table:
     for style in styles:
         made.add_column(style=style, overflow="fold")
     return made
-
-
-# --- progress ---
 
 
 class Bars:
@@ -190,7 +178,6 @@ def bars(*, quiet: bool) -> Generator[Bars]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = stderr()
-    # Bars are shown even with --json if a person watches stderr.
     if quiet and not console.is_terminal:
         yield Bars(None)
         return
@@ -205,12 +192,8 @@ def bars(*, quiet: bool) -> Generator[Bars]:
         transient=True,
         disable=not console.is_terminal,
     )
-    # On a terminal the bars vanish at the end; lines printed above them stay.
     with progress:
         yield Bars(progress)
-
-
-# --- numbers ---
 
 
 def ago(seconds: float) -> str:

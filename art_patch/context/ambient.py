@@ -1,8 +1,7 @@
 """The surroundings of the code that runs: its trajectory, span and group, from `art_patch` or from OpenTelemetry.
 
 The surroundings live in the current OpenTelemetry context, so whatever carries that context carries them too: tasks,
-`asyncio.to_thread`, instrumented executors, `bind()`. The module `threads` carries them into new threads. They are one
-`Ambient` object under one key of the context, because every call of the SDK reads them.
+`asyncio.to_thread`, instrumented executors, `bind()`. The module `threads` carries them into new threads.
 
 Code that was started inside a block (`with trajectory()`, `span()`, `group()`, `suppress()`) may run on after the block
 has ended. If it runs in the thread that entered the block, such as a task, it keeps the surroundings of that block. In

@@ -161,7 +161,6 @@ class Run:
         """
         if not self._open.used:
             return
-        # Steps and scores from before the first call were waiting for it.
         emit(*self._open.waited())
         if not self._own:
             return
@@ -222,7 +221,6 @@ class OwnCall:
         Args:
             answer: the complete answer as OpenAI's JSON, assembled by the integration if it was streamed; `None` if the
                 app stopped reading it or the call failed.
-            error: the exception or message of a call that failed.
         """
         if answer is not None and not self._exchange.is_finished:
             self._exchange.saw(answer.encode() if isinstance(answer, str) else answer)

@@ -35,12 +35,11 @@ Begun: TypeAlias = tuple[ambient.Ambient, T, _End]
 
 
 class Scope(Generic[T]):
-    """A context manager and a decorator. `with` gives a `T`. The same thread may enter one scope again, also nested."""
+    """A context manager and a decorator. `with` gives a `T`. A thread may enter one scope again, also by recursion."""
 
     def __init__(self, begin: Callable[[], Begun[T]]) -> None:
         """`begin()` returns the surroundings inside, the value for the app, and a function to call at the end."""
         self._begin = begin
-        # A list, because one object may be entered again before it is left, for example by recursion.
         self._entered: list[tuple[ambient.Entered, _End]] = []
 
     def __enter__(self) -> T:

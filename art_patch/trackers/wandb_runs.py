@@ -153,12 +153,11 @@ class Wandb:
             ) from error
 
     def _part(self, job: _Job, run: str, **holds: Any) -> _Part:
-        """Return a part of a W&B run, and add its points to the run's summary, which shows each metric's last value."""
+        """Return a part of a W&B run; the run's summary gets each metric's last value on the axis, in any order."""
         part = _Part(job, run, **holds)
         known = self._summaries[job, run]
         for point in part.points:
             axis = _AXES[job]
-            # The summary shows the last value on the axis, whichever was written last.
             later = point[axis] >= known.get(axis, point[axis])
             known |= point if later else {name: value for name, value in point.items() if name not in known}
         return part
