@@ -1,7 +1,5 @@
 """Runs many rollouts at the same time, each in its own task, counts their results and shows a bar on stderr.
 
-The decorators `retry` and `limit_concurrency` are for a script's own rollouts.
-
 A rollout that raises does not end the others. Its exception is counted and carries the newest trajectory that the
 rollout had made. If more than `max_exceptions` raise, the last exception is raised to the caller. In that case, and if
 the caller is cancelled, the rollouts that still run are cancelled and their end is awaited.

@@ -199,8 +199,6 @@ class RoutedCall:
         except Exception as fault:
             faults.fault("patching.failed", fault)
 
-    # What the wrappers ask.
-
     @property
     def _asks_challenger(self) -> bool:
         return self.attempt is not None and self.attempt.target.asks_challenger

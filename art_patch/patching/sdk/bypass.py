@@ -1,7 +1,5 @@
 """Counts calls that known libraries send without the OpenAI SDK, and warns once for each such way, with a cure.
 
-`art-patch doctor` shows those entries of the table `BYPASSES` whose packages are installed.
-
 Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so the patch of the SDK does not see
 their calls. This module wraps the sending functions of such libraries when their modules are imported. The wrappers
 only count. If one wrapped function calls another, this counts as one call. If a release of the library lacks a
@@ -9,7 +7,7 @@ function, it is skipped, and calls that would use it are not counted.
 
 Also not counted are calls in mode `off`, calls inside `suppress()`, and calls that the library does send through the
 SDK. Calls that an integration records (`record_call`) are not counted in mode `record`. In the other modes they are
-counted, because they cannot be routed.
+counted, because they cannot be routed. `art-patch doctor` shows the entries of `BYPASSES` that are installed.
 """
 
 import inspect
