@@ -1,5 +1,4 @@
-"""Small helper modules without knowledge of agents, policies or training.
+"""Small helpers without knowledge of agents, policies or training, each imported by its own file's name.
 
-Each file is one helper and is imported by its own name (`from art_patch._lib.ids import new_id`). From the rest of the
-package a file here imports only `errors` and other files of this folder.
+From the rest of the package a file here imports only `errors` and other files of this folder.
 """

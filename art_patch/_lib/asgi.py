@@ -1,8 +1,7 @@
 """One HTTP request over ASGI: reading its body, noticing that the caller disconnects, and writing the answer.
 
-It uses raw ASGI instead of a framework's request and response objects for two reasons. Code that waits for upstream
-must notice that the caller has disconnected. And if an answer breaks off in the middle, the caller must see a broken
-answer, not a complete one.
+It uses raw ASGI, not a framework's objects: code that waits for upstream must notice that the caller has disconnected,
+and the caller must see that an answer which breaks off in the middle is broken.
 """
 
 import asyncio
@@ -60,10 +59,7 @@ class Caller:
         self._read.set()
 
     async def while_here(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done; if the caller disconnects before that, cancel `work` and raise `Gone`.
-
-        The request body must have been read, or `has_body` must have found none.
-        """
+        """Run `work`, or cancel it and raise `Gone` when the caller disconnects. Any request body was read before."""
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._until_gone())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)

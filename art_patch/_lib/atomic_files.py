@@ -1,9 +1,8 @@
 """Writes files and directories so that other processes see the complete content or none.
 
-A draft is written beside the final place, flushed to disk and renamed. All other modules use this one for that. By
-default only the owner can read a new file, because most of these files quote what was recorded. A directory that is
-created for them is private, too; an existing one keeps its mode. If something cannot be written, `replacing` raises an
-`OSError`, the others a `ConfigError`.
+A draft is written beside the final place, flushed to disk and renamed. By default only the owner can read a new file
+and the directory created for it, because most files quote what was recorded; an existing directory keeps its mode. If
+something cannot be written, `replacing` raises an `OSError`, the others a `ConfigError`.
 """
 
 import os
@@ -28,9 +27,7 @@ def _draft_of(target: Path) -> Path:
 def replacing(
     target: Path, *, draft: Path | None = None, mode: int = 0o600, replace: bool = True
 ) -> Generator[BinaryIO]:
-    """Yields a new binary file, which replaces `target` when the block ends without an error.
-
-    If the block raises, `target` stays as it was and the draft is deleted.
+    """Yields a new binary file, which replaces `target` when the block ends. If the block raises, `target` stays.
 
     Args:
         target: path of the file to write; its directory must exist.
@@ -60,10 +57,7 @@ def replacing(
 
 
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
-    """Writes a text file that others see complete or not at all, and creates its directory.
-
-    With `replace=False` an existing file stays, so that the first of several writers wins.
-    """
+    """Writes a whole text file, and its directory. `replace=False` keeps an existing file, so the first writer wins."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(path, replace=replace) as file:

@@ -3,13 +3,9 @@
     python -I -S group_guard.py NAME COMMAND...
 
 It is run as a script and imports only the standard library, so that it starts in milliseconds. It leads a process
-group, to which all processes that the command starts belong. The whole group is killed as soon as
-
-- the command has ended, for whatever reason, because its children may outlive it (vLLM's workers do, vLLM issue 55510),
-  or
-- the script's standard input is closed, because its parent has ended.
-
-SIGTERM is passed on to the command, which then finishes its running work and ends.
+group, to which all processes that the command starts belong. The whole group is killed when the command has ended,
+because its children may outlive it (vLLM's workers do, vLLM issue 55510), and when the script's standard input is
+closed, because its parent has ended. SIGTERM is passed on to the command, which then finishes its work and ends.
 """
 
 import ctypes
@@ -34,10 +30,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Run the command in `sys.argv` and kill its process group when it ends.
-
-    Does not return, because this process belongs to that group and is killed, too.
-    """
+    """Run the command in `sys.argv`, then kill its process group. This process belongs to it, so nothing returns."""
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends

@@ -1,7 +1,6 @@
 """Opens a listening socket and runs a uvicorn server that shuts down cleanly; all HTTP servers of art_patch use it.
 
-`serve` answers requests until SIGTERM, SIGINT or an event; then it finishes running requests and returns. uvicorn by
-itself would raise the signal again after that, and the caller's clean-up would not run.
+uvicorn by itself would raise the signal again after its shutdown, and the caller's clean-up would not run.
 """
 
 import asyncio
@@ -116,7 +115,6 @@ def serve(
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
         before: runs on the event loop before the first request; `serve` raises its errors.
         after: runs on the event loop after the last request, and also if `before` failed.
-        keep_alive_s: seconds after which an idle connection is closed.
         log_level: level of uvicorn's own log; `None` leaves the level unchanged.
 
     Raises:

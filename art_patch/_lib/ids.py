@@ -1,7 +1,4 @@
-"""Makes ids: a uuid7 as 32 hex digits.
-
-Ids sort by time, so rows written together are neighbours in a database index.
-"""
+"""Makes ids: a uuid7 as 32 hex digits. They sort by time, so rows written together are neighbours in an index."""
 
 from hashlib import blake2b, sha256
 from typing import Any, cast
@@ -24,8 +21,7 @@ MOST_REPLAYS = 16
 def replay_id(of: str, number: int) -> str:
     """Return the id of re-run `number` (1 to `MOST_REPLAYS`) of a trajectory.
 
-    The id depends only on the trajectory's id `of` and on `number`. So no re-run is made twice, and all re-runs of a
-    trajectory are found by looking up at most `MOST_REPLAYS` ids.
+    It depends on nothing else. So no re-run is made twice, and looking up `MOST_REPLAYS` ids finds all of them.
     """
     # A trajectory's id may be any text of the user's, lone surrogates included; those have no UTF-8.
     return blake2b(f"{of}/replay/{number}".encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()

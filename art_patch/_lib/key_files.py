@@ -89,10 +89,7 @@ def _read(path: Path, owners: set[int] | None) -> str:
 
 
 def made_key(path: Path) -> str:
-    """Return the API key in a file; if there is no file, create it with a new random key.
-
-    If several processes create it at the same time, all return the key of the first.
-    """
+    """Return the API key in a file, which gets a random key if it is missing; racing processes return the same key."""
     if not path.exists():
         from secrets import token_urlsafe
 

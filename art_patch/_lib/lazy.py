@@ -1,7 +1,6 @@
 """Imports a folder's modules on demand: its `__init__` lists public names, and the first use of one imports its module.
 
-So importing a folder costs almost nothing: `art_patch.patch()` does not load SQLAlchemy, and `art-patch --help` does
-not load torch.
+So `art_patch.patch()` does not load SQLAlchemy, and `art-patch --help` does not load torch.
 """
 
 import sys
@@ -11,11 +10,9 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a folder's `__init__`, which imports a name's module when the name is first used.
+    """Return a `__getattr__` for the `__init__` of the folder with the dotted name `package`.
 
-    Args:
-        package: dotted name of the folder.
-        modules: module name, relative to the package -> the module's public names, separated by spaces.
+    `modules` maps a module's name, relative to the package, to its public names, separated by spaces.
     """
     home = {name: module for module, names in modules.items() for name in names.split()}
 

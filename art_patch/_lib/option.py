@@ -1,7 +1,4 @@
-"""Marks a field of a configuration dataclass as an option of the command line; `art_patch.cli.options` reads the mark.
-
-The class is in this folder so that configuration classes can use it without importing Typer.
-"""
+"""Marks a dataclass field as a command line option without importing Typer; `art_patch.cli.options` reads the mark."""
 
 from dataclasses import KW_ONLY, dataclass
 

@@ -95,11 +95,7 @@ class NativeThread:
         self._ended = Flag()
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            RuntimeError: the system has too many threads, or the interpreter is shutting down.
-        """
+        """Start the thread; `RuntimeError` if the system has too many threads, or the interpreter is shutting down."""
         if sys.is_finalizing():  # Python 3.11 would wait for ever for a thread that never begins
             raise RuntimeError("the interpreter is going down")
         monkey: Any = sys.modules.get("gevent.monkey")

@@ -2,7 +2,7 @@
 
 Identity: a process is identified by the boot of its machine, its PID namespace, its process id and its start time. The
 id alone is not enough: it is reused after a reboot or by a later process, and another container counts its own ids. No
-clocks are compared. Without /proc nothing is known of other processes, and `lives` returns `None`.
+clocks are compared. Nothing is known of processes on another machine or in another container, or without /proc.
 
 Children: a `Child` leads its own session and process group, and its standard input is a pipe whose write end only this
 process holds. When this process ends, for whatever reason, the child reads the end of its input and can end itself.
@@ -63,11 +63,7 @@ def owning(*, proc: Path = _PROC) -> Generator[Owner]:
 
 
 def lives(owner: Owner, *, proc: Path = _PROC) -> bool | None:
-    """Whether the owner's process is alive and, if it is this process, still holds what it took.
-
-    Returns `None` if that cannot be known, because there is no /proc or the owner is on another machine or in another
-    container.
-    """
+    """Whether the owner is alive and, if it is this process, still holds what it took; `None` if that is unknown."""
     if owner.boot is None or owner.started is None or owner.boot != _boot(proc):
         return None
     if owner.pid == os.getpid() and owner.started == started_at(owner.pid, proc):
@@ -113,10 +109,9 @@ def _boot(proc: Path) -> str | None:
 
 
 def carriers_of(prefix: str) -> list[tuple[int, str]]:
-    """Return (process id, text after the prefix) of all processes with a variable that begins with `prefix`.
+    """Return (process id, text after the prefix) of all processes with a `NAME=VALUE` that begins with `prefix`.
 
-    `prefix` is the beginning of a `NAME=VALUE` text. Children inherit the variable, so it marks a process and every
-    process that it starts. The list is empty without /proc.
+    Children inherit the variable, so it marks a process and all that it starts. The list is empty without /proc.
     """
     found, start = list[tuple[int, str]](), prefix.encode()
     for entry in _PROC.glob("[0-9]*"):
@@ -135,8 +130,7 @@ def peak_memory_mib(pid: int) -> float:
 class Child(subprocess.Popen[str]):
     """A child process in its own session, which exchanges lines of UTF-8 text with this process.
 
-    Because of the session, Ctrl-C in the terminal does not reach the child, and this process can end it cleanly. The
-    child leads the session's process group, so killing the group also ends every process that the child started.
+    Ctrl-C in the terminal does not reach it, so this process can end it cleanly. Its group also holds its children.
     """
 
     def __init__(

@@ -49,11 +49,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def events(stream: bytes) -> Iterator[str]:
-    """Yield the data of each complete server-sent event of a stream, by the rules of the WHATWG HTML standard.
-
-    LF, CRLF or CR end a line, a blank line ends an event, several `data:` lines are joined, and comments are skipped.
-    An incomplete event at the end is dropped, unless it is `[DONE]`.
-    """
+    """Yield the data of each complete server-sent event of a stream, by the rules of the WHATWG HTML standard."""
     data: list[bytes] = []
     # The whole stream at once, so how the network cut it cannot matter. A byte-order mark may stand in front.
     stream = stream.removeprefix(b"\xef\xbb\xbf")

@@ -186,11 +186,10 @@ class _End:  # an answer of a call, where a trajectory may go on
 class Stitcher:
     """Finds the trajectory of a call that names none, by the earlier conversation that the call's messages extend.
 
-    A node is a hash of an answer and of all messages before it. The node of each answer is remembered. A later call
-    whose prompt contains the same messages and the answer joins the trajectory of that node. If several trajectories
-    have the node (the same question got the same answer twice), the call joins the newest one that no call has extended
-    yet; if all were extended, it joins the newest one, as a branch. The number of nodes is limited and the oldest are
-    forgotten; a call that extends a forgotten answer begins a new trajectory.
+    A node is a hash of an answer and of all messages before it. A later call whose prompt contains the same messages
+    and the answer joins the trajectory of that node. If several trajectories have the node (the same question got the
+    same answer twice), the call joins the newest one that no call has extended yet, or else the newest one, as a
+    branch. The oldest of too many nodes are forgotten; a call that extends one of them begins a new trajectory.
     """
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:

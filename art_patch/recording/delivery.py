@@ -1,13 +1,11 @@
-"""Puts records into the spool, and writes them to the store in batches.
+"""Puts records into the spool, where they survive the process, and then writes them to the store in batches.
 
-A record is first written to the spool, so that it survives the process, and then to the store. While the store is slow
-or down, records beyond `MEMORY_BYTES` stay on the disk alone and are read back later. Without a spool, they wait in
-memory.
+While the store is slow or down, records beyond `MEMORY_BYTES` stay on the disk alone and are read back later. Without a
+spool, they wait in memory.
 
 A batch that fails is cut in half and tried again with back-off, so that one record that the store refuses cannot hold
-up the others. A single record that fails while others are written is dropped and counted. If the store belongs to
-another project, all records are dropped and counted. Calls of the store may block, so only the recorder's thread makes
-them.
+up the others. A single record that fails while others are written is dropped and counted. So are all records if the
+store belongs to another project. Calls of the store may block, so only the recorder's thread makes them.
 """
 
 from __future__ import annotations
@@ -101,10 +99,7 @@ class Delivery:
         return not self._failures or (self.spool is not None and self.spool.trouble is None)
 
     def add(self, sized: Sequence[Sized], due_at: float) -> list[Waiting]:
-        """Put records into the spool and append them to those that wait; the first of these is due at `due_at`.
-
-        Returns them; those with a `span` are safe in the spool.
-        """
+        """Spool records and let them wait, the first until `due_at`; return them. Those in the spool have a `span`."""
         spans: Sequence[Span | None] = [None] * len(sized)
         if self.spool is not None:
             spans = self.spool.append([record for record, _ in sized])

@@ -86,7 +86,6 @@ class Accounts:
         waiting: what would be lost if the process were killed now.
         spooled: what is in the spool and not in the store.
         lost: what was dropped, by its cause.
-        dropped: number of records that were dropped.
     """
 
     def __init__(self, most_bytes: int) -> None:

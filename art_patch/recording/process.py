@@ -1,7 +1,6 @@
 """The current recorder of this process, and the handling of all recorders at a fork and at the exit.
 
-`context` and integrations queue scores, spans and trajectories through `emit()`. Without `patch()` there is no
-current recorder, and these records are discarded.
+Without `patch()` there is no current recorder, and what `context` and integrations `emit()` is discarded.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ _alive: weakref.WeakSet[ProcessRecorder] = weakref.WeakSet()
 
 
 def set_recorder(recorder: ProcessRecorder | None, wants: Wants | None = None) -> None:
-    """Make `recorder` the one that `emit()` and `begin_exchange()` use; `None`: nothing is recorded.
-
-    `wants` is given the body of a request, and returns whether its call is recorded. Without it, every call is.
-    """
+    """Make `recorder`, or none, the current one; `wants` tells from a request's body if its call is recorded."""
     global _recorder, _wants
     _recorder, _wants = recorder, wants
 
@@ -124,10 +120,9 @@ def register(recorder: ProcessRecorder) -> None:
 
 
 def write_before_the_app_ends() -> None:
-    """Register the exit handler again, after the handlers that the app has registered so far: it runs before them.
+    """Register the exit handler again, so that it runs before the handlers that the app has registered so far.
 
-    Exit handlers run in the reverse order of their registration. The app's tracer provider shuts down in such a
-    handler, and a span that the recorder makes after that is lost.
+    In one of them the app's tracer provider shuts down, and a span that the recorder makes after that is lost.
     """
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)

@@ -81,11 +81,9 @@ class Recorder:
         """Start with an empty queue and without a thread.
 
         Args:
-            settings: the settings of the patch.
             open_sink: opens the destination of records when there is a first batch. Without it, the store is opened,
                 and records are spooled beside it.
             spools: directory of the spools for another destination; `None`: records wait for it in memory.
-            on_tick: called by the thread every `poll_interval_s`.
             on_shadow: called by the thread with each call of which policies get a copy in the background.
         """
         self.settings = settings

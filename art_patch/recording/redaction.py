@@ -28,10 +28,9 @@ _CACHED_CHARS = 20_000
 
 
 class Redactor:
-    """Applies the setting `redact` to all texts of a record.
+    """Applies the setting `redact` to all texts of a record, but not to field names and ids.
 
-    These are the texts of messages, tools, parameters, errors, comments, metadata, span attributes, tags, and the names
-    of trajectories and spans. Field names and ids stay.
+    These are texts of messages, tools, parameters, errors, comments, metadata, span attributes and tags, and names.
     """
 
     def __init__(self, redact: Redact) -> None:
@@ -39,10 +38,7 @@ class Redactor:
         self._cached = lru_cache(maxsize=_CACHED_TEXTS)(self._hook)
 
     def __call__(self, record: Record) -> Record:
-        """Return the record as it may be stored.
-
-        If the app's function raises, so does this, and the record must not be stored.
-        """
+        """Return the record as it may be stored. If the app's function raises, so does this, and nothing is stored."""
         match record:
             case Call():
                 return self._call(record)

@@ -4,8 +4,7 @@
 scores, and changes the states of policies. `art-patch serve` writes the route, which tells the apps where to send
 calls. README.md beside this file describes the tables and gives the reasons for design decisions.
 
-Importing the package does not import SQLAlchemy, whose import takes half a second. `patch()` reads the route
-(`store.route`) before the app's first call, and must not delay it by that time.
+Importing the package does not import SQLAlchemy, so that `patch()` reads the route without its delay of half a second.
 """
 
 # pyright: reportUnusedImport=false

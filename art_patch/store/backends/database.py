@@ -1,8 +1,9 @@
 """The interface of a store's database, and making or migrating its tables. `sqlite.py` and `postgres.py` implement it.
 
-`read()` is one consistent snapshot. `write()` is one transaction: all of it is committed, or nothing. A writer that
-remembers which rows it wrote calls `renew()` before it prepares the next write. If `generation` has grown since then,
-those rows may be gone from the database, and the writer must write them again.
+`read()` is one consistent snapshot. `write()` is one transaction: all of it is committed, or nothing. Both raise
+`StoreError` if the database reports an error. A writer that remembers which rows it wrote calls `renew()` before it
+prepares the next write. If `generation` has grown since then, those rows may be gone from the database, and the writer
+must write them again.
 """
 
 from __future__ import annotations
@@ -69,11 +70,7 @@ class Database(ABC):
 
     @abstractmethod
     def read(self) -> AbstractContextManager[Connection]:
-        """Return a short read transaction that sees the store as it was when the transaction began.
-
-        Raises:
-            StoreError: if the database reports an error.
-        """
+        """Return a short read transaction that sees the store as it was when the transaction began."""
 
     @abstractmethod
     def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[Connection]:
@@ -84,18 +81,11 @@ class Database(ABC):
                 each of them completely.
             exclusive: no other write transaction runs at the same time. Deleting rows needs this, because it must see
                 every row that still refers to a deleted one.
-
-        Raises:
-            StoreError: if the database reports an error.
         """
 
     @abstractmethod
     def renew(self) -> None:
-        """Open new connections if the old ones can no longer be used (`stale`).
-
-        Raises:
-            StoreError: if no connection can be opened. The next call of `renew` or `write` tries again.
-        """
+        """Open new connections if the old ones are `stale`; after a `StoreError` the next call or write tries again."""
 
     @abstractmethod
     def should_retry(self, error: StoreError) -> bool:
@@ -107,10 +97,9 @@ class Database(ABC):
 
     @abstractmethod
     def insert(self, table: Table) -> SqliteInsert | PostgresInsert:
-        """Return the INSERT of this database's dialect, which has `on_conflict_do_nothing` and `on_conflict_do_update`.
+        """Return this dialect's INSERT, which has `on_conflict_do_nothing` and `on_conflict_do_update`.
 
-        The caller sorts the rows by their key, because two transactions that insert the same rows in different orders
-        deadlock.
+        The caller sorts the rows by key: two transactions that insert the same rows in different orders deadlock.
         """
 
     @abstractmethod
@@ -127,22 +116,14 @@ class Database(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Prepare for the interpreter's exit, which closes the connections: closing one must not damage another file.
-
-        SQLite deletes the `-wal` file by name when the last connection closes. If the database file was replaced, a
-        file of that name belongs to the new one.
-        """
+        """Prepare for the interpreter's exit, which closes the connections, so that no other file is damaged."""
 
     def _tell(self, place: str, what: str) -> None:
         if self._trouble is not None:
             self._trouble(place, StoreError(what))
 
     def _bind(self, connection: Connection) -> None:
-        """Check that the store belongs to this project. If it may be made, a store without one becomes this one's.
-
-        Raises:
-            WrongProject: if it belongs to another project.
-        """
+        """Raise `WrongProject` if the store is another project's. With `create`, one of no project becomes ours."""
         if self.project is None:
             return
         ours = tables.projects.c.id == self.scope["project_id"]
@@ -174,11 +155,7 @@ class Part:
 
 
 def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
-    """Return the schema revision of a store, or `None` if the database has no tables yet.
-
-    Args:
-        found: names of the tables in the database.
-        name: the store's URL without password, for messages.
+    """Return the schema revision of a store, or `None` if it has no tables; `name` is for messages.
 
     Raises:
         StoreError: if the tables are not a store's, or were made by a version that was never released.
@@ -274,9 +251,8 @@ _DECIDE = f"SELECT pg_advisory_xact_lock({DECISIONS}, {_SCHEMA})"
 def decide_alone(connection: Connection) -> None:
     """Lock all decisions (changes of policies, route and audit log) until the end of this transaction.
 
-    It first waits for another transaction that holds the lock. On SQLite it does nothing, because every write
-    transaction is exclusive there. Call it before the transaction changes its first row; otherwise two transactions
-    may deadlock. A second call in the same transaction has no effect.
+    On SQLite it does nothing, because every write transaction is exclusive there. Call it before the transaction
+    changes its first row; otherwise two transactions may deadlock. A second call in the same transaction has no effect.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_DECIDE)

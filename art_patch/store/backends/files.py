@@ -157,10 +157,7 @@ class StoreFiles:
 
     @property
     def may_be_set_aside(self) -> bool:
-        """Whether the file is known to be a store, so that it may be renamed if it is corrupt.
-
-        It is known if this process has opened it, or if it has the default name and our lock file beside it.
-        """
+        """Whether the file is known to be a store (rules: see the module), so that it may be renamed if corrupt."""
         return self._default or self.same
 
     def set_aside(self) -> Path:
@@ -175,11 +172,7 @@ class StoreFiles:
 
 
 def make_private(path: str | Path) -> None:
-    """Make an empty file that only its owner can read and write (mode 600), whatever the umask.
-
-    Raises:
-        OSError: if the file cannot be made; `FileExistsError` if it exists already.
-    """
+    """Make an empty file with mode 600, whatever the umask; `FileExistsError` if it exists, or another `OSError`."""
     # SQLite would make a missing database with the mode that the umask leaves, and its log with the database's mode.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -248,10 +241,7 @@ def _connected(path: Path) -> Generator[sqlite3.Connection]:
 
 @contextmanager
 def under_the_lock(path: Path) -> Generator[sqlite3.Connection]:
-    """Return a connection that holds the writers' lock, so that no process writes to the store during the block.
-
-    The calling thread must not be in a transaction of the store.
-    """
+    """Return a connection that holds the writers' lock. The calling thread must not be in a store transaction."""
     files = StoreFiles(path)
     try:
         with files.locked(), _connected(path) as connection:
@@ -261,19 +251,13 @@ def under_the_lock(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def truncate_log(connection: sqlite3.Connection) -> bool:
-    """Copy the write-ahead log into the database file and truncate it; return whether that succeeded.
-
-    It fails while another connection has an open read transaction.
-    """
+    """Copy the write-ahead log into the database and truncate it; return `False` while another connection reads."""
     (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def checkpoint_if_large(url: str, limit: int = LARGE_LOG) -> bool:
-    """Truncate the write-ahead log (`truncate_log`) if it is larger than `limit` bytes; return whether it is small now.
-
-    A PostgreSQL store always returns `True`.
-    """
+    """Truncate the log if it is larger than `limit` bytes; return whether it is small now, as on PostgreSQL always."""
     path = file_of(url)
     if path is None or bytes_of(f"{path}-wal") <= limit:
         return True
@@ -282,11 +266,7 @@ def checkpoint_if_large(url: str, limit: int = LARGE_LOG) -> bool:
 
 
 def copy_to(path: Path, part: Path) -> None:
-    """Copy the store at `path` to the empty file `part`, and check the copy.
-
-    Raises:
-        StoreError: if the copy fails, or SQLite's quick check finds the copy damaged.
-    """
+    """Copy the store at `path` to the empty file `part`; `StoreError` if that fails or the copy is damaged."""
     # `sqlite3.Connection.backup` copies page by page and begins again whenever an app writes, so on a busy store it may
     # never end. VACUUM INTO is one read: no app waits, and the log grows meanwhile.
     with _connected(path) as connection:
@@ -299,12 +279,9 @@ def copy_to(path: Path, part: Path) -> None:
 
 
 def check_room(path: Path) -> None:
-    """Check that the disks have room for a VACUUM.
+    """Raise `StoreError` if a disk has too little free space for a VACUUM.
 
     VACUUM writes the whole database once to a temporary directory and once to the write-ahead log.
-
-    Raises:
-        StoreError: if one of the two disks has too little free space.
     """
     size = bytes_of(path) + bytes_of(f"{path}-wal") + _ROOM
     places = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp")

@@ -6,8 +6,7 @@ SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to SQ
 the server may lose the commits of the last fraction of a second, each of them completely.
 
 A lost connection may mean that the server crashed and lost commits. So the next write connects again, makes the tables
-again if they are gone, and raises `generation`. The writer then writes again the messages that it believed to be
-stored.
+again if they are gone, and raises `generation`, so that the writer repeats the messages it believed to be stored.
 
 Characters that PostgreSQL cannot store are replaced by their Python escapes: NUL by `\x00`, a lone surrogate by
 `\ud800`. NaN and the infinities become null in JSON.
@@ -98,9 +97,7 @@ class PostgresDatabase(Database):
     def write(self, *, durable: bool = False, exclusive: bool = False) -> Generator[Connection]:
         """Return a write transaction that commits when its block ends, and rolls back on any error.
 
-        Raises:
-            StoreError: if the server reports an error, or the connection is lost. If it is lost during the commit, the
-                server may have committed, so the caller must be able to write the same rows again.
+        If the connection is lost during the commit, it may have succeeded: the caller must be able to repeat the write.
         """
         with in_database(), self.errors(), self._connected() as connection, connection.begin():
             connection.execution_options(**self.scope)
@@ -127,11 +124,7 @@ class PostgresDatabase(Database):
             self.stale = False
 
     def should_retry(self, error: StoreError) -> bool:
-        """Return whether a repeated transaction may succeed.
-
-        It may after a lost connection, which the next try replaces, and after an error such as a deadlock, for which
-        PostgreSQL asks clients to try again.
-        """
+        """Return whether to try again: after a lost connection, or where PostgreSQL asks for it (a deadlock)."""
         return self.stale or _state(error) in _AGAIN
 
     def insert(self, table: Table) -> Insert:
@@ -165,10 +158,7 @@ class PostgresDatabase(Database):
         self._connect()
 
     def let_go(self) -> None:
-        """Close idle connections before a fork.
-
-        A child process inherits open sockets. If the parent died, these would keep its connections, and so its locks.
-        """
+        """Close idle connections before a fork: a child that inherits one keeps its locks if the parent dies."""
         self._engine.dispose()
 
     def leave(self) -> None:

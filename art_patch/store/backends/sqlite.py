@@ -143,10 +143,7 @@ class SqliteDatabase(Database):
             self._ledger.dispose()
 
     def leave(self) -> None:
-        """Keep connections to a replaced file open at the interpreter's exit.
-
-        SQLite would delete the `-wal` file at the path when they close, and that file belongs to the new database.
-        """
+        """Keep connections to a replaced file open: on closing, SQLite would delete the new database's `-wal`."""
         if self._files.replaced:
             never_close((self._calls, self._ledger))
 

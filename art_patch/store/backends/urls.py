@@ -17,11 +17,7 @@ _IN_QUERY = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the absolute path of the database file that a `sqlite:///` URL names.
-
-    Raises:
-        ConfigError: for any other URL.
-    """
+    """Return the absolute path of the file that a `sqlite:///` URL names; any other URL raises `ConfigError`."""
     if not url.startswith(_SQLITE) or url == _SQLITE:
         shown = without_password(url)
         if url.startswith(("postgresql", "postgres:")):
@@ -45,11 +41,7 @@ def waits_for_network(url: str | None) -> bool:
 
 
 def absolute_url(url: str) -> str:
-    """Return the URL with an absolute path, so that it names the same file in every working directory.
-
-    Raises:
-        ConfigError: if it names neither SQLite nor PostgreSQL.
-    """
+    """Return the URL with an absolute path; `ConfigError` if it names neither SQLite nor PostgreSQL."""
     return url if is_postgres(url) else f"{_SQLITE}{sqlite_path(url)}"
 
 
@@ -61,11 +53,7 @@ def without_password(url: str) -> str:
 
 
 def postgres_parameters(url: str) -> dict[str, str]:
-    """Return the parts of a PostgreSQL URL (host, user, ...) and the parameters in its query, by libpq's names.
-
-    Raises:
-        ConfigError: if the URL is malformed.
-    """
+    """Return the parts and query parameters of a PostgreSQL URL by libpq's names; `ConfigError` if it is malformed."""
     rest, _, query = url.removeprefix(_POSTGRES).partition("?")
     authority, _, database = rest.partition("/")
     login, _, places = authority.rpartition("@")

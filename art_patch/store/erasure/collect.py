@@ -62,10 +62,7 @@ _CHAINS = ("nodes", "token_blocks")  # kinds whose rows have parents; they are c
 
 
 class Pending:
-    """Ids of shared content that a collection must still check, one set for each kind.
-
-    The kinds are `nodes` (messages), `token_blocks` (prompt ids) and `blobs` (lists of tools).
-    """
+    """Ids still to be checked: `nodes` (messages), `token_blocks` (prompt ids) and `blobs` (lists of tools)."""
 
     def __init__(self) -> None:
         self.ids: dict[str, set[bytes]] = {kind: set() for kind in _KINDS}
@@ -107,26 +104,16 @@ def alone(database: Database) -> Generator[Connection]:
 
 
 def breathe(began: float) -> None:
-    """Let other writers in after a transaction: sleep for as long as it took, at most 0.1 s.
-
-    `began` is the `time.perf_counter()` at which the transaction began.
-    """
+    """Let other writers in: sleep as long as the transaction took since `began` (`perf_counter()`), at most 0.1 s."""
     # A process that releases a file lock and takes it again at once gets it before all that wait.
     time.sleep(max(_PAUSE_S, min(time.perf_counter() - began, 0.1)))
 
 
 def climb(connection: Connection, pending: Pending, until: float) -> Counter[str]:
-    """Delete those pending messages and token blocks that no row refers to, and then their parents in the same way.
+    """Delete pending messages and token blocks that no row refers to, then their parents; return how many, by kind.
 
-    It ends when nothing is pending or when the time is over.
-
-    Args:
-        connection: a transaction of `alone`.
-        pending: the ids to check. Checked ids are removed from it, and the parents of deleted rows are added.
-        until: `time.perf_counter()` at which to stop.
-
-    Returns:
-        The number of deleted rows by kind.
+    It ends when nothing is pending, or at `until` (`time.perf_counter()`). Checked ids are removed from `pending`, and
+    the parents of deleted rows are added. `connection` is a transaction of `alone`.
     """
     gone: Counter[str] = Counter()
     got_on = False
@@ -167,10 +154,7 @@ def collect(database: Database, candidates: Mapping[str, Collection[bytes]] | No
 
 
 def collect_all(database: Database) -> Counter[str]:
-    """Check all shared content of the store, and delete every row of it that no other row refers to.
-
-    Memory is bounded, and each transaction is short.
-    """
+    """Delete every row of shared content that no other row refers to, with bounded memory and in short transactions."""
     gone = collect(database)
     for kind in _CHAINS:
         for ids in _all_ids(database, kind):
@@ -225,10 +209,7 @@ def _delete_blobs(database: Database, candidates: Collection[bytes]) -> Counter[
 
 
 def note_collected(connection: Connection) -> None:
-    """Tell the writers in all processes that messages which they remember may be deleted.
-
-    Call it in the transaction that deletes. A writer then writes such messages again when a call needs them.
-    """
+    """Tell the writers in all processes, in the transaction that deletes, that messages they remember may be gone."""
     # Writers remember which messages they wrote, and do not write them again. A writer that finds another number here
     # forgets them all.
     set_control(connection, COLLECTED, str(int(control_of(connection, COLLECTED) or "0") + 1))

@@ -91,10 +91,7 @@ class Deletion:
         return {name: self._counts[name] for name in names}
 
     def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:
-        """Delete these trajectories.
-
-        With `only`, a trajectory is skipped if it no longer meets this condition when its transaction begins.
-        """
+        """Delete these trajectories; with `only`, skip those that no longer meet it when their transaction begins."""
         left = list(ids)
         while left:
             began = time.perf_counter()
