@@ -148,7 +148,7 @@ def root(
 
 
 def read_env_file(path: Path) -> None:
-    """Set variables that are not set yet from `NAME=VALUE` lines. A `ConfigError` quotes no text: it may be a key."""
+    """Set variables that are unset. What cannot be read raises a `ConfigError` without its text: it may be a key."""
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
 

@@ -150,7 +150,7 @@ def leave(entered: Entered) -> None:
     now.ended = True
     # The old context is attached again, instead of detaching by token: a token only works in the context that made it,
     # and OpenTelemetry logs an error if a generator is finalised in another task. If other code attached a context on
-    # top of ours and forgot it, that context stays, without ours. If they are not in force, nothing is done.
+    # top of ours and forgot it, that context stays without our surroundings. If they are not in force, nothing changes.
     if current is inside:
         otel.attach(before)
     elif ambient_of(current) is now:

@@ -187,7 +187,7 @@ class Runtime:
         self._was_dead = not alive
 
     def refreshed(self) -> Target:
-        """Return the target; a store on this machine is read again if such a read is more than a second ago."""
+        """Return the target; a store on this machine is read again if the last such read is over a second ago."""
         now = time.monotonic()
         if now - self._refreshed_at >= REFRESH_EVERY_S and not self._remote:
             self._refreshed_at = now

@@ -6,8 +6,8 @@ closes, and the child then ends itself. Started as a module, this file is such a
 - `python -m art_patch.rollouts.processes serve ...` does what `art-patch serve ...` does.
 - `python -m art_patch.rollouts.processes` is the trainer, which makes one update after another. It keeps running
   between updates, because importing torch takes longer than a small update. `ART_PATCH_*` variables name the project. A
-  request is one line on standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. Lines
-  on stdout answer it: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or `{"failed": {...}}`.
+  request is one line on standard input, `{"groups": [ids], "evaluation": [ids], "config": {...}, "who": ...}`. Answers
+  on stdout: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or `{"failed": {type, message}}`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _MAX_ATTEMPTS = 2
 
 
 class Attempt(NamedTuple):
-    """One request to the engine. `target.champion` is the policy that it asks, even if that is a canary or pinned."""
+    """One request to the engine. `target.champion` is the asked policy, even if that is a canary or a pinned one."""
 
     target: Target
     engine_client: Any
