@@ -1,7 +1,6 @@
 """Maintenance of a store's database: sizes, vacuum, backup, truncating the write-ahead log, and consistency checks.
 
-Vacuum, backup and truncation are for SQLite stores (`backends/files.py`). A PostgreSQL server has its own tools for
-these.
+Vacuum, backup and truncation are for SQLite stores (`backends/files.py`); a PostgreSQL server has tools of its own.
 """
 
 import json
@@ -76,10 +75,8 @@ class Stats:
         bytes: size of the database without its write-ahead log.
         wal_bytes: size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases.
         free_bytes: unused bytes in the file, which `art-patch store vacuum` removes from it.
-        tables: size of each table by name.
         trajectories: number of trajectories without copies.
-        kib_per_trajectory: bytes of database and write-ahead log for each trajectory, in KiB; `None` without
-            trajectories.
+        kib_per_trajectory: KiB of database and write-ahead log for each trajectory; `None` without trajectories.
         compression: text size of messages divided by their stored size, from a sample; `None` without messages.
         first_call_at: start of the oldest call, seconds since the epoch.
         last_call_at: start of the newest call.
@@ -98,11 +95,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """The result of a vacuum.
-
-    It has the numbers of orphaned messages, token blocks and lists of tools that were deleted, and the bytes of
-    database and write-ahead log before and after.
-    """
+    """The numbers of orphans that a vacuum deleted, and the bytes of database and log before and after."""
 
     messages: int
     blocks: int
@@ -172,8 +165,7 @@ class Maintenance(Part):
         The copy is written to a temporary file, checked, and then renamed to `target`. It holds no deleted data.
 
         Raises:
-            StoreError: if the store is on PostgreSQL, if `target` exists, or if the copy fails. A failed copy leaves no
-                file.
+            StoreError: if the store is on PostgreSQL, `target` exists, or the copy fails, which leaves no file.
         """
         path = file_of(self._database.url)
         if path is None:

@@ -48,12 +48,7 @@ class Spool:
     """The spool of one recorder. Only the recorder's thread uses it. No method raises if the disk fails."""
 
     def __init__(self, directory: Path, most_bytes: int) -> None:
-        """Make no file yet; the first `append` does.
-
-        Args:
-            directory: where the spools of the store are.
-            most_bytes: size that the file may reach.
-        """
+        """Make no file yet; the first `append` does, in `directory`. The file may reach `most_bytes`."""
         self._directory = directory
         self._most_bytes = most_bytes
         self._file: int | None = None
@@ -81,26 +76,17 @@ class Spool:
         return spans
 
     def read(self, spans: Iterable[Span]) -> list[Record]:
-        """Return the records at these places.
-
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if a record is damaged.
-        """
+        """Return the records at these places; `OSError` if the file is unreadable, `ValueError` if one is damaged."""
         assert self._file is not None
         return [_parsed(os.pread(self._file, span.end - span.start, span.start)) for span in spans]
 
     def done(self, upto: int | None = None) -> None:
-        """Note that the store has everything before the offset `upto`, so that no taker writes it again.
-
-        Without `upto`, the store has everything, and the file shrinks to its header.
-        """
+        """Tell takers that the store has all before `upto`. Without it, the store has all, and the file shrinks."""
         if self._file is None or self._done == (self._end if upto is None else upto):
             return
         with suppress(OSError):
             if upto is None:
-                # What was erased from the store must not come back from a spool: nothing may stay here once it is
-                # there.
+                # Nothing may stay here once the store has it: what is erased there must not come back from a spool.
                 os.ftruncate(self._file, _FIRST)
                 self._end = upto = _FIRST
             os.pwrite(self._file, _HEADER % upto, 0)

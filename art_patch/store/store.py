@@ -1,7 +1,4 @@
-"""Opens a store, and gives access to its parts: `Store`. Imports SQLAlchemy.
-
-The app only writes to the store. So the parts that read or decide are imported when they are first used.
-"""
+"""Opens a store: `Store`. The app only writes, so the parts that read or decide are imported at their first use."""
 
 from __future__ import annotations
 

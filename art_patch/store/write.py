@@ -2,8 +2,7 @@
 
 The writer remembers which messages and trajectories it wrote, so that it does not write them again. It forgets them
 when the rows may be gone: the file was deleted or replaced, the server restarted, or an erasure deleted shared content.
-After that it writes a message again when a call needs it, and the row of a trajectory again when a late call belongs
-to it.
+Then it writes a message again when a call needs it, and a trajectory's row when a late call belongs to it.
 """
 
 import time

@@ -1,9 +1,4 @@
-"""Pure functions on calls and trajectories that several stages use.
-
-`hashing` computes ids of messages from their content, `transcripts` reads a trajectory as one conversation,
-`token_payload` packs the exact tokens of a call into an extra field of the answer, and `trainability` tells which
-fields of a request are stored and whether a call can be trained on.
-"""
+"""Pure functions on calls and trajectories that several stages use."""
 
 # pyright: reportUnusedImport=false
 from __future__ import annotations

@@ -48,7 +48,6 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
     Args:
         answer: JSON of the answer, with `prompt_token_ids`, and with `token_ids` and log-probabilities in each choice.
             It is changed in place.
-        request: the request body, as the client sent it.
         started_at: when the request reached the server, in seconds since the epoch.
         duration_ms: time until the answer was complete.
     """

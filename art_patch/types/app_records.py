@@ -48,7 +48,6 @@ class TrajectoryInfo:
         ended_at: end of the block, or of an integration's run; `None` if there was none or it has not ended.
         scenario_key: trajectories with the same key are the same task.
         group_key: the key that the app gave to `group()`; trajectories with the same key are siblings.
-        metadata: JSON values that the app attached to the trajectory.
         error: the exception that ended the block.
     """
 
@@ -73,10 +72,8 @@ class SpanInfo:
     Attributes:
         id: uuid7 hex, or the framework's own id of the step.
         name: name of the node, the tool or the agent.
-        parent_id: the span around this one.
         kind: role of the span in an agent framework, such as a tool or an agent; `span` if the framework gives none.
         attributes: JSON values: `input` and `output` of a tool, and other data that the framework reports.
-        error: the exception that ended the span.
     """
 
     id: str

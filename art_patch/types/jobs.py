@@ -9,9 +9,8 @@ The states of a policy and the allowed changes between them (moves) are one tabl
                  |           |       +--+ another share of the sessions
                  +-----------+-------+--> rejected
 
-The states `shadow` and `canary` may be skipped. A policy's weights never change; only its state does. At most one
-policy is champion, and at most one is under test on the app's traffic, in state `shadow` or `canary`. A change from
-`canary` to `canary` sets another share of the sessions. Every change is recorded with its author, time and reason.
+The states `shadow` and `canary` may be skipped. At most one policy is champion, and at most one is under test, in
+`shadow` or `canary`. Every change is recorded with its author, time and reason.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ class Group:
     Attributes:
         how: how the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
             `resampled`; `single` is one held-out run, which only the gate uses.
-        trajectories: two or more siblings.
         held_out: whether the scenario is kept for the gate and never trained on.
         followed: only for `resampled`, whose siblings are new answers to one turn of a run: the messages that came
             after that turn in the run.
@@ -68,10 +66,8 @@ class Judgement:
         rubric: version of the rubric.
         purpose: `score` for training, `gate` for a candidate's test, or another purpose.
         state: `ok` if every sibling has a score, `failed` if none has.
-        reason: why the judgement failed.
         calls: number of requests, with retries and requests to repair an answer.
-        prompt_tokens: prompt tokens as the judge's server counted them.
-        completion_tokens: completion tokens as the judge's server counted them.
+        prompt_tokens: as the judge's server counted them, like `completion_tokens`.
         cost_usd: cost of all requests; `None` if the price of one is unknown.
         facts: further findings, such as the order of the siblings and the parts that the group was split into.
     """
@@ -96,10 +92,7 @@ class TrainedRow:
     """One recorded answer that a policy was trained on as part of a group, with its advantage and weight.
 
     Attributes:
-        call_id: the call that was answered.
         choice: `Choice.index` of the answer.
-        trajectory_id: the run that the call is part of.
-        group_id: the group that the run was compared in.
         advantage: how much better the run's reward is than its group's; an answer with 0 does not change the policy.
         weight: factor of the answer's loss; 1 unless the update gives its answers different weights.
     """
@@ -161,11 +154,7 @@ CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")
 
 
 def check_move(policy: str, before: PolicyState | None, after: PolicyState) -> None:
-    """Check that a policy may change from state `before` (`None`: it is new) to `after`.
-
-    Raises:
-        TransitionError: if it may not. The message names the states that it may change to.
-    """
+    """Raise `TransitionError`, with the allowed states, if `before` (`None`: it is new) may not become `after`."""
     allowed = MOVES[before]
     if after in allowed:
         return

@@ -89,8 +89,7 @@ class Usage:
     """The numbers of a period, for `art-patch report`.
 
     Attributes:
-        since: start of the period, seconds since the epoch.
-        until: end of the period, seconds since the epoch.
+        since: start of the period, seconds since the epoch; `until` is its end.
         champion: the policy that serves when the numbers are read, which may be after the end of the period.
         mode: the mode that the store sets for all apps; `None` if each app uses its own setting.
         served: the calls by policy, most calls first.

@@ -67,7 +67,6 @@ class Rights(Part):
 
         Args:
             user: a `user_id`. Exactly one of `user`, `session` and `trajectory` is given.
-            trajectory: the id of a trajectory.
             dry_run: delete nothing; return what would be deleted and where copies remain.
 
         Raises:

@@ -4,10 +4,7 @@ A state change of a policy (a move) also changes other policies where needed, su
 that running apps read. The table `promotions` has one row for each move, which is never changed or deleted: who did it,
 when, why, and the metrics behind it.
 
-If a policy is rejected and never served, its groups return to the state `scored`, and the next update trains on them
-again. After `MOST_TRIES` rejected candidates a group becomes `stale`, and with fewer than two runs left it becomes
-`dead`; neither is used again. Groups of a policy that serves, served or may still serve stay `trained`. The table
-`trainings` records which policy was trained on which group.
+The groups of a rejected policy: see `Ledger.move`. `trainings` records which policy was trained on which group.
 """
 
 import hashlib
@@ -92,11 +89,7 @@ def challenger_of(connection: Connection) -> Policy | None:
 
 
 def insert_policy(connection: Connection, policy: Policy, who: str, reason: str) -> None:
-    """Store a new policy, and the change into its first state.
-
-    Raises:
-        TransitionError: if a policy may not begin in this state.
-    """
+    """Store a new policy and the change into its first state; `TransitionError` if it may not begin there."""
     check_move(policy.name, None, policy.state)
     row = {name: getattr(policy, name) for name in Policy.__slots__}
     row |= {"metrics": dict(policy.metrics), "agent_id": agent_of(connection, policy.name)}
@@ -208,20 +201,14 @@ def _note_move(connection: Connection, name: str, before: PolicyState | None, af
 def add_scenarios(
     connection: Connection, database: Database, held_out: Mapping[str, bool], now: float | None = None
 ) -> None:
-    """Store new scenarios (by key, whether they are held out).
-
-    A known scenario never changes sides: what was trained on must not test a policy later.
-    """
+    """Store new scenarios (key -> held out). A known one never changes sides: training data must not test a policy."""
     at = time.time() if now is None else now
     rows = [{"key": key, "held_out": held, "first_seen_at": at} for key, held in sorted(held_out.items())]
     connection.execute(database.insert(tables.scenarios).on_conflict_do_nothing(), rows)
 
 
 def turn_route(connection: Connection, changes: JSON) -> None:
-    """Change some keys of the route that running apps read, and keep the others.
-
-    Apps of older releases ignore keys that they do not know.
-    """
+    """Change some keys of the route that running apps read; older releases ignore keys that they do not know."""
     set_control(connection, ROUTE_KEY, json.dumps(_route_of(connection) | dict(changes)))
 
 
@@ -246,10 +233,7 @@ def control_of(connection: Connection, key: str) -> str | None:
 
 
 def set_control(connection: Connection, key: str, value: str) -> None:
-    """Set one row of the table `control`, from which running apps read the route and the mode.
-
-    The transaction must exclude every other one that sets this row.
-    """
+    """Set one row of `control`, which running apps read. The transaction excludes every other one that sets it."""
     table = tables.control
     row = {"key": key, "value": value, "updated_at": time.time()}
     if key != ROUTE_KEY:  # the route is one agent's; whatever else stands here is the whole project's

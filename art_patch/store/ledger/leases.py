@@ -54,13 +54,9 @@ class Leases(Part):
         return Lease(name) if row is None else _lease(row)
 
     def take(self, seen: Lease, owner: Owner, *, who: str, now: float) -> Lease | None:
-        """Take the lease if no process changed it since it was read. Taking it from another owner adds an audit entry.
+        """Take a lease as `read` returned it: free, or with an owner that is gone. Taking it over adds an audit entry.
 
-        Args:
-            seen: the lease as `read` returned it: free, or with an owner that is gone.
-
-        Returns:
-            The lease; `None` if another process took it first, or its owner renewed it since it was read.
+        Returns `None` if another process took it first, or its owner renewed it since it was read.
         """
         table = tables.leases
         taken = Lease(seen.name, seen.token + 1, 0, owner, now)
@@ -97,10 +93,7 @@ class Leases(Part):
 
 
 def fenced(database: Database, lease: Lease) -> Database:
-    """Return a view of the database for the owner of a lease.
-
-    Each write transaction on it raises `Busy` and writes nothing if the lease has another owner by then.
-    """
+    """Return a view of the database whose writes raise `Busy` and write nothing once the lease has another owner."""
     return cast("Database", _Fenced(database, lambda connection: _require(connection, lease)))
 
 

@@ -55,13 +55,7 @@ class Ledger(Part):
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
     ) -> None:
-        """Set the state of groups to `scored`, `trained`, `spent` (used by the gate) or another, and end their claims.
-
-        Args:
-            ids: ids of the groups.
-            reason: why the groups got this state.
-            policy: `NAME@STEP` of the policy that used them.
-        """
+        """Set groups, used by `policy`, to `scored`, `trained`, `spent` (by the gate) or another state; end claims."""
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
 
@@ -80,10 +74,7 @@ class Ledger(Part):
         No other worker can claim these groups until their state changes, the claim is released, or it expires.
 
         Args:
-            state: claim groups in this state.
-            held_out: `True` claims only groups that are held out for the gate, `False` only groups that are not; `None`
-                claims both.
-            limit: claim at most this many groups.
+            held_out: whether the groups are held out for the gate; `None` claims both kinds.
             by: name of the worker, unique among all machines.
             lease_s: seconds after which the claim expires, so that a worker that died does not keep it.
         """
@@ -142,10 +133,7 @@ class Ledger(Part):
             return decisions.champion_of(connection)
 
     def champions(self) -> tuple[str, ...]:
-        """Return the names of all present and former champions, oldest promotion first.
-
-        A policy that became champion again by a rollback occurs twice.
-        """
+        """Return the names of all champions so far, oldest promotion first; a rollback lists one again."""
         table = tables.promotions
         with self._database.read() as connection:
             query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
@@ -186,7 +174,6 @@ class Ledger(Part):
         """Store a new candidate, and set the state of the groups it was trained on to `trained`.
 
         Args:
-            trained_on: ids of the groups that the candidate was trained on.
             also: ids of trajectories outside of these groups that it was trained on.
             rows: the answers in these groups that it was trained on. Answers that were erased meanwhile are left out.
         """
@@ -218,8 +205,8 @@ class Ledger(Part):
         the policy under test is rejected, because the champion it was compared with no longer serves.
 
         If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
-        three rejected candidates learned from it, or `dead` if fewer than two of its runs are left. It stays `trained`
-        if another policy that learned from it has served or may still serve.
+        three rejected candidates learned from it, or `dead` if fewer than two of its runs are left; neither is used
+        again. It stays `trained` if another policy that learned from it has served or may still serve.
 
         A change from `canary` to `canary` sets another share of the sessions and continues the test. Each change to
         `canary` records `percent_before` and `percent`.
@@ -240,11 +227,7 @@ class Ledger(Part):
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent)
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
-        """Record that a candidate won its gate and waits for a person to promote it. Its state stays `candidate`.
-
-        Raises:
-            StoreError: if there is no such candidate.
-        """
+        """Record that a candidate won its gate and waits for a person; `StoreError` if there is no such candidate."""
         at = time.time() if now is None else now
         table = tables.policies
         with self._deciding() as connection:
@@ -260,11 +243,7 @@ class Ledger(Part):
     ) -> None:
         """Add an audit entry about an update that made no policy, so that `art-patch report` counts its cost.
 
-        Args:
-            job: fingerprint of the training job.
-            policy: name that the policy would have got.
-            took_s: how long the update ran.
-            why: class of the error that ended the update.
+        `job` is the fingerprint of the training job, `policy` the name it would have got, and `why` the error's class.
         """
         detail = {"job": job, "policy": policy, "took_s": took_s, "why": why}
         with self._database.write(durable=True) as connection:
@@ -294,11 +273,7 @@ class Ledger(Part):
     def replace_engine(
         self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
     ) -> bool:
-        """Set the engine's address as `set_engine` does, but only if the route still names the engine of `before`.
-
-        Returns:
-            Whether the address was set. `False` means that the route got another engine, or none, after `before`.
-        """
+        """Do as `set_engine`, but only if the route still names the engine of `before`; return whether it did."""
         with self._deciding() as connection:
             # The address alone does not tell: another engine may have started at the same one.
             if decisions.engine_of(connection) != (before.base_url, before.engine_since):

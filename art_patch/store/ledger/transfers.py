@@ -52,10 +52,7 @@ class ExportNote:
         self.trajectories = 0
 
     def add(self, trajectory_ids: Iterable[str]) -> None:
-        """Record that the export will hold data of these trajectories. Call it before the data is written.
-
-        A trajectory that was added before is ignored.
-        """
+        """Record, before the data is written, that the export will hold these trajectories; known ones are ignored."""
         keys = set(trajectory_ids)
         if not keys:
             return
@@ -85,8 +82,6 @@ class Transfers(Part):
         """Record an export while the block writes it. If the block fails, no file is left, and the record is removed.
 
         Args:
-            path: path of the file; `-` for stdout.
-            format: format of the file, such as `chat` or `trajectories`.
             filters: the filters that select the trajectories. The audit log gets only their names, because their values
                 may be users' texts.
             at_once: each row leaves the machine when it is written, as with a tracker. Then, as for stdout, the record
@@ -135,13 +130,9 @@ class Transfers(Part):
             return {row.name: row.base_sha256 for row in rows}
 
     def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
-        """Put imported trajectories into the groups that they were exported with.
+        """Put imported trajectories into the groups that they were exported with, as `groups_of` returns them.
 
         A group that the store has already stays as it is, and so does a trajectory that is in a group already.
-
-        Args:
-            groups: the group of each trajectory id, as `groups_of` returns it.
-            now: when new scenarios were first seen, seconds since the epoch.
         """
         by_id = {group["id"]: group for group in groups.values()}  # each member brings its group
         if not by_id:
@@ -166,14 +157,9 @@ class Transfers(Part):
         self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
         now: float | None = None,
     ) -> None:  # fmt: skip
-        """Add an audit entry about a copy of a policy that leaves the project.
+        """Add an audit entry about a copy of a policy that leaves the project, before the copy is made.
 
-        Callers add it before they make the copy, so that every copy is recorded.
-
-        Args:
-            action: `export policy` for a copy on disk, `push policy` for an upload to a hub that is about to begin,
-                `pushed policy` for an upload that has ended.
-            detail: the policy, the format and the destination.
+        `export policy` is a copy on disk, `push policy` an upload that is to begin, `pushed policy` one that has ended.
         """
         with self._database.write(durable=True) as connection:
             note(connection, who, action, detail, time.time() if now is None else now)

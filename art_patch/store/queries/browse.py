@@ -36,9 +36,7 @@ class Filter:
     Attributes:
         scenario: the scenario's key, as the app gave it or as grouping assigned it.
         group: the group's id, or the key that the app gave to `group()`.
-        tag: a tag that the trajectory must have.
-        origin: the trajectory's origin, as in `TrajectoryInfo`. If it is `None`, copies are left out unless `shadows`
-            is set.
+        origin: the trajectory's origin, as in `TrajectoryInfo`; `None` leaves copies out unless `shadows` is set.
         policy: the policy (`NAME@STEP`, or `upstream`) that answered at least one of the calls.
         since: the last call ended at or after this time, seconds since the epoch.
         until: the last call ended before this time.
@@ -73,10 +71,7 @@ class Summary:
     Attributes:
         last_call_at: end of the last call, seconds since the epoch; `None` without calls.
         failed_calls: number of calls without a complete answer.
-        prompt_tokens: number of tokens in the prompts of all calls.
-        completion_tokens: number of tokens in the answers of all calls.
         policies: names of the policies that answered the calls; `upstream` stands for the provider.
-        trainable_calls: number of calls that can be trained on.
         reward: the reward that training uses; `None` if neither the app, a user nor the judge gave one.
         opening: first words of the user; empty unless `Browser.summaries` was called with `openings`.
     """
@@ -124,11 +119,7 @@ class Browser(Part):
     """Queries for lists of trajectories and groups. They read only the data that a list shows."""
 
     def ids(self, filter: Filter, *, after: Cursor | None = None, limit: int = PAGE) -> list[Cursor]:
-        """Return a page of at most `limit` matching trajectories, newest first, as (end of the last call, id).
-
-        Args:
-            after: the last entry of the page before; `None` returns the first page.
-        """
+        """Return a page of matching trajectories after the entry `after`, newest first, as (last call's end, id)."""
         conditions = list(_conditions(filter))
         found: list[Cursor] = []
         with self._database.read() as connection:
@@ -159,11 +150,7 @@ class Browser(Part):
             return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
-        """Return a page of groups with matching trajectories, as (id, scenario, `how`, ids of these trajectories).
-
-        Args:
-            after: id of the last group on the page before; empty returns the first page.
-        """
+        """Return a page of groups after the id `after`, as (id, scenario, `how`, ids of the matching trajectories)."""
         moment = func.coalesce(_T.last_call_at, _T.started_at)
         conditions = (*_conditions(filter), *_within(moment, filter))
         query = (
@@ -183,10 +170,7 @@ class Browser(Part):
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
 
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
-        """Return at most `limit` trajectory ids that begin with `prefix`; if one is equal to `prefix`, only that one.
-
-        Commands use it to let a person type only the beginning of an id.
-        """
+        """Return at most `limit` trajectory ids that begin with `prefix`; only that one if it is an id itself."""
         with self._database.read() as connection:
             # An id that an app chose may be the beginning of another one, and must be reachable all the same.
             whole = connection.scalar(select(_T.id).where(_T.id == prefix))
@@ -197,10 +181,7 @@ class Browser(Part):
             return list(connection.scalars(query))
 
     def summaries(self, ids: Sequence[str], *, openings: bool = False) -> list[Summary]:
-        """Return a summary of each of these trajectories, in the order of `ids`; skip unknown ids.
-
-        `openings` also reads the first words of the user, which is slower, because it reads each prompt's messages.
-        """
+        """Summarise trajectories in the order of `ids`; skip unknown ones. `openings` is slow: it reads all prompts."""
         columns = tables.columns_of(tables.trajectories, Summary)
         names = [column.name for column in columns]
         sums = {
@@ -248,10 +229,7 @@ class Browser(Part):
 
 
 def _reward() -> ColumnElement[float | None]:
-    """Return the reward that training uses, as an expression for a query of trajectories.
-
-    It is the rule of `rewards.combine` in SQL: keep both the same.
-    """
+    """Return the reward that training uses, as an expression: `rewards.combine` in SQL. Keep both the same."""
     # A stored combination comes first. The combination `ruler` stores nothing; its reward is the judge's score.
     mine = select(_S.value).where(_S.trajectory_id == _T.id).order_by(_S.at.desc(), _S.id.desc()).limit(1)
     rules = (

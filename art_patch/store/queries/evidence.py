@@ -36,8 +36,6 @@ class Evidence(Part):
         """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
 
         Args:
-            challenger: name of the policy under test.
-            champion: name of the policy that serves.
             state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
                 `canary` reads the app's own calls that either policy answered.
             since: when the policy under test came into this state, seconds since the epoch.
@@ -65,10 +63,7 @@ class Evidence(Part):
             return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of at most `limit` trajectories that were corrected after `since`, newest correction first.
-
-        Trajectories in groups that are held out for the gate are left out.
-        """
+        """Return ids of trajectories corrected after `since`, newest correction first, without held-out groups."""
         c = tables.corrections.c
         query = (
             select(c.trajectory_id)
@@ -83,10 +78,7 @@ class Evidence(Part):
             return tuple(connection.scalars(query))
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return the ids of at most `limit` trajectories without a group that a user or the app scored after `since`.
-
-        Those with the newest scores come first.
-        """
+        """Return ids of ungrouped trajectories that a user or the app scored after `since`, newest score first."""
         s = _S.c
         query = (
             select(s.trajectory_id)
@@ -100,11 +92,7 @@ class Evidence(Part):
             return tuple(connection.scalars(query))
 
     def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
-        """Return the newest groups with user scores of these names, for a comparison with the judge's scores.
-
-        Their trajectories have the users' scores and the judge's. They have no calls, because the comparison needs
-        none.
-        """
+        """Return the newest groups with user scores of these names and the judge's, to compare both; without calls."""
         t, s, g = _T.c, _S.c, _G.c
         # The judge's score counts only in the group that the run is in now.
         theirs = and_(s.source == "user", s.name.in_(names))

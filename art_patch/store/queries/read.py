@@ -67,11 +67,7 @@ class Reader(Part):
         return self.trajectories(list(dict.fromkeys(ids)))  # an id may be in both parts
 
     def group_ids(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[str, ...]:
-        """Return the ids of the newest `limit` groups in this state, sorted from old to new.
-
-        Args:
-            held_out: `True` returns only groups that are held out for the gate, `False` only the others; `None` both.
-        """
+        """Return ids of the newest `limit` groups in this state, old to new; `held_out=None` returns both kinds."""
         # Ids are uuid7, so their order is the order of time.
         query = select(_G.id).where(_G.state == state).order_by(_G.id.desc()).limit(limit)
         if held_out is not None:

@@ -164,10 +164,7 @@ def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[Run
 
 
 def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the rewards from users or code, and the judged scores among siblings, by run. The newest one counts.
-
-    It follows the rule of `rewards.combine`: a stored combination in the run's group comes before the judge's score.
-    """
+    """Return by run the newest rewards of users or code and the newest judged ones, as in `rewards.combine`."""
     given = and_(_S.name == "reward", _S.source.in_(("user", "code")))
     combined = and_(_S.name == "reward", _S.source == "combined", _S.group_id == _T.group_id)
     ranked = and_(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id)
