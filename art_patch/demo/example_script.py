@@ -30,11 +30,8 @@ def run_training(
 ) -> None:
     """Run a `train.py`: read its options, train, and print the metric before and after the training.
 
-    Args:
-        train: coroutine function that trains; it takes the parsed options and returns `before`, `after` and `wall_s`.
-        doc: docstring of the example's module, which is the text of `--help`.
-        steps: default of the option `--steps`, the number of updates.
-        options: adds the example's own options to the parser.
+    `train` takes the parsed options and returns `before`, `after` and `wall_s`. `doc` is the text of `--help`, `steps`
+    the default of `--steps`, and `options` adds the example's own options.
     """
     parser = _parser(doc, options)
     parser.add_argument("--steps", type=int, default=steps, help="updates (%(default)s)")
@@ -52,15 +49,10 @@ def run_evaluation(
     columns: tuple[str, ...],
     options: AddOptions = shared_options,
 ) -> None:
-    """Run an `evaluate.py`: read its options, evaluate, and print a table of the results.
+    """Run an `evaluate.py`: read its options, evaluate, and print a table whose columns are the metrics `columns`.
 
-    Args:
-        evaluate: coroutine function that evaluates; it takes the parsed options, draws its plot at `options.plot` and
-            returns the evaluation.
-        doc: docstring of the example's module, which is the text of `--help`.
-        script: `__file__` of the example's module; the plot is written beside it unless `--plot` is given.
-        columns: names of the metrics that are the columns of the table.
-        options: adds the example's own options to the parser.
+    `evaluate` draws its plot at `options.plot`: beside `script`, the example's `__file__`, unless `--plot` is given.
+    `doc` and `options` are as in `run_training`.
     """
     parser = _parser(doc, options)
     parser.add_argument("--plot", type=Path, default=Path(script).with_name("result.png"), help="(%(default)s)")
@@ -84,9 +76,6 @@ async def base_and_trained(model: TrainableModel[Any]) -> list[Model[Any]]:
 def before_and_after(
     before: Evaluation, after: Evaluation, metric: str, began: float, digits: int = 3
 ) -> dict[str, float]:
-    """Return the first model's mean of `metric` in two evaluations, and `wall_s`, the seconds since `began`.
-
-    `began` is a value of `time.monotonic()`; the means are rounded to `digits` decimals.
-    """
+    """Return the first model's mean of `metric` in both evaluations, and seconds since `began` (monotonic clock)."""
     old, new = (round(found.models[0].metrics[metric].value, digits) for found in (before, after))
     return {"before": old, "after": new, "wall_s": round(time.monotonic() - began, 1)}

@@ -1,9 +1,8 @@
 """Replaces the LLM judge in the demo by a Python rule, so that no large model is needed.
 
-The stand-in receives over HTTP the same prompt that RULER sends to an LLM, and answers with the JSON of a judge. Each
-score comes from a plain Python rule on the sibling's complete transcript. So the demo runs the real prompt, client and
-parser; only the judge's opinion is replaced. Like an LLM judge, the rule reads only the fenced transcripts in the
-prompt.
+The stand-in receives over HTTP the same prompt that RULER sends to an LLM, and answers with the JSON of a judge. So the
+demo runs the real prompt, client and parser; only the judge's opinion is replaced. Like an LLM judge, the rule reads
+only the fenced transcripts in the prompt.
 """
 
 import json
@@ -36,10 +35,7 @@ _ASKED = {question(count, item): (count, item) for count in COUNTS for item in I
 
 @contextmanager
 def serve_stand_in_judge(rule: Rule, *, port: int = 0) -> Generator[str, None, None]:
-    """Serve the stand-in judge on loopback while the block runs, and yield its base URL, ending in `/v1`.
-
-    `rule` scores each transcript; port 0 takes a free one.
-    """
+    """Serve the stand-in judge on loopback while the block runs, and yield its base URL, ending in `/v1`."""
 
     async def completions(request: Request) -> JSONResponse:
         body = await request.json()
@@ -104,9 +100,8 @@ def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) ->
 class ShuffledJudge:
     """The demo's control: a judge whose scores are shuffled among siblings, so that a policy cannot learn from them."""
 
-    # Among siblings and not among transcripts. RULER shows answers that are alike once, and a random score of such a
-    # transcript would be that of all its siblings. Common answers would then be rewarded by another rule than rare
-    # ones. That is no longer chance, and a policy learns from it.
+    # Among siblings and not among transcripts: RULER shows answers that are alike once. A random score of such a
+    # transcript would reward common answers by another rule than rare ones, and a policy would learn from that.
 
     def __init__(self, judge: OrderedJudge, seed: int) -> None:
         self._judge = judge
@@ -115,10 +110,7 @@ class ShuffledJudge:
     def score_groups(
         self, groups: Sequence[Group], *, known: Iterable[Score] = (), on_scored: OnScored | None = None, **more: Any
     ) -> JudgeReport:
-        """Have the real judge score the groups, and return its report with the scores of each group shuffled.
-
-        Scores in `known` are from an earlier report and were shuffled then; they are not shuffled again.
-        """
+        """Return the real judge's report with each group's scores shuffled; those in `known` were shuffled before."""
         shuffled: dict[str, float] = {}
 
         def of(scores: Iterable[Score]) -> list[Score]:

@@ -111,12 +111,8 @@ class Agent(Process):
     ) -> list[dict[str, Any]]:
         """Send tasks to the agent and return its results in order, each `{"messages": [...]}` or `{"error": "..."}`.
 
-        Args:
-            tasks: objects with the keys `question`, `prices` and optionally `temperature`.
-            done: called after each finished task with the number of tasks that are finished.
-
-        Raises:
-            ArtPatchError: the agent ended before it had answered all tasks.
+        A task has the keys `question`, `prices` and optionally `temperature`. `done` is called with the number of tasks
+        finished so far. Raises an `ArtPatchError` if the agent ends before it has answered all tasks.
         """
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         keys: list[str] = []

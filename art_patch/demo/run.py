@@ -1,14 +1,12 @@
 """Runs the demo: an unchanged agent improves from its own recorded calls, on a laptop.
 
-The demo makes the tiny model, serves it, and then alternates between traffic and cycles. Traffic is questions that the
-agent answers through the engine. Success is measured before the first cycle and after each cycle, on questions that
-never occur in traffic. While a policy is trained and promoted, traffic goes on at a lower rate. All parts are the real
-ones: the example agent in its own process, HTTP, the recorder, the store, RULER over litellm, the update, the gate, the
-promotion. Only the judge is replaced by a rule, unless a judge is configured.
+The demo makes the tiny model, serves it, and then alternates between traffic, which is questions that the agent answers
+through the engine, and cycles, during which a thinner traffic goes on. Success is measured before the first cycle and
+after each, on questions that never occur in traffic. All parts are the real ones. Only the judge is replaced by a rule,
+unless a judge is configured.
 
-A measurement sends its questions to the champion through the same agent without its two lines of art-patch. So these
-questions are never recorded and never trained on, and the agent's memory use can be compared with and without
-art-patch.
+A measurement asks the champion through the same agent without its two lines of art-patch. So its questions are never
+recorded and never trained on, and the agent's memory use can be compared with and without art-patch.
 """
 
 from __future__ import annotations
@@ -114,10 +112,8 @@ def run_demo(
     Args:
         settings: settings of a project that only the demo uses; if they name a judge, it is used in place of the rule.
         seed: seed of the base model, the tasks and the update.
-        cycles: number of cycles that this call runs.
         control: true shuffles the judge's scores and lets every candidate pass the gate. If success does not rise then,
             the normal run learns from its rewards.
-        engine: value of the option `--engine` of `art-patch serve`.
         single_shot: true asks every question only once, so that all siblings are re-samples made by the job.
         program: the agent program to run; `None` runs `examples/shop_agent`.
     """
@@ -184,10 +180,7 @@ class _World:
         self.agent = stack.enter_context(Agent(program, directory / "agent.py", ours, directory / "agent.log"))
 
     def measure(self, number: int, tell: Teller, *, times: int) -> dict[str, Any]:
-        """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve.
-
-        The agent that is asked has none of our lines, and asks the champion directly.
-        """
+        """Ask each question of the evaluation once greedily and `times` times sampled; return a point of the curve."""
         tasks = make_tasks("evaluation", EVALUATION_TASKS, seed=self._seed)
         champion = self.store.ledger.champion()
         assert champion is not None

@@ -1,7 +1,6 @@
 """The demo's task: a shop, questions about its prices, one tool, and the check of an answer. Standard library only.
 
-A seed determines the `Task`s. The shop answers tool calls, and a transcript (a list of OpenAI messages) is judged right
-or wrong.
+A seed determines the `Task`s. A transcript is a list of OpenAI messages.
 
 - A task asks for the price of `count` pieces of one item. Each task has its own price list, so the agent must look the
   price up (turn 1) and multiply it by the count (turn 2); the question does not contain the price.
@@ -105,19 +104,15 @@ def make_tasks(part: Part, size: int, *, seed: int) -> list[Task]:
 
 
 def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
-    """Return the shop's answer to a tool call: the item's price, or what is wrong with the call.
-
-    `arguments` are JSON text, as the OpenAI SDK gives them, or a mapping.
-    """
+    """Return the shop's answer to a tool call: the item's price, or what is wrong with the call."""
     item = _looked_up(name, arguments)
     return "bad call" if item is None else str(task.prices.get(item, "no such item"))
 
 
 def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a transcript is a success: the question, one right lookup, the shop's result and the right number.
+    """Whether a transcript is exactly the question, one right lookup, the shop's result and the right number.
 
-    System messages are ignored. Any other difference (a second call, a number with spaces, an answer without a lookup)
-    is a failure.
+    System messages are ignored. A second call or a number with spaces is a failure.
     """
     asked = [message for message in messages if message.get("role") != "system"]
     if [message.get("role") for message in asked] != ["user", "assistant", "tool", "assistant"]:

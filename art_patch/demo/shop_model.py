@@ -47,14 +47,8 @@ def build_model(
 ) -> Path:
     """Makes the base model in `directory`, unless it is there already, and returns `directory`.
 
-    Args:
-        seed: seed of the weights and of the demonstrations.
-        warm_up: settings of the training; `None` takes the demo's own.
-        tools: the tools in the agent's requests. Each framework writes the same tool a little differently, and a model
-            this small understands only prompts like those of its training.
-
-    Raises:
-        ConfigError: `directory` holds files of another model or other files.
+    Each framework writes the same `tools` a little differently, and a model this small understands only prompts like
+    those of its training. Raises a `ConfigError` if `directory` holds files of another model or other files.
     """
     warm_up = warm_up or WarmUp()
 

@@ -9,8 +9,7 @@ the words of one task.
 - A model directory is complete or does not exist. If it is complete, it is returned without training; if it holds other
   content, an error is raised and nothing is overwritten.
 
-Tensor axes: B demonstrations, T tokens, H features. Torch and transformers are imported by the functions that need
-them.
+Tensor axes: B demonstrations, T tokens, H features. Functions that need torch and transformers import them.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ def tiny_base(
         name: name of the task; it becomes part of the directory's name.
         demonstration: draws one conversation in which the task is done as well, or as badly, as the model is meant to
             do it.
-        seed: seed of the weights and of the demonstrations.
         words: strings that the tokenizer makes one token each, wherever they occur.
         tools: tools in the agent's requests; the chat template writes them into the prompt.
         shape: size of the model and of its training; the default suits a task of a few turns.
@@ -166,13 +164,9 @@ def make_model(
 ) -> Path:
     """Trains a model and writes it to `directory`, unless it is there already; returns `directory`.
 
-    Args:
-        recipe: JSON values that identify the model; they are stored in the directory and compared on the next call.
-        rows: function of the tokenizer that returns a function, which draws the tokens of one demonstration.
-        seed: seed of the weights and of the demonstrations.
-
-    Raises:
-        ConfigError: `directory` holds files of another model or other files.
+    `recipe` identifies the model: it is stored in the directory and compared on the next call. `rows` takes the
+    tokenizer and returns a function that draws the tokens of one demonstration. Raises a `ConfigError` if `directory`
+    holds files of another model or other files.
     """
     if directory.exists():
         if not _is_complete(directory, recipe):

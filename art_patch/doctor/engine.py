@@ -27,10 +27,7 @@ Connect = Callable[[str, str | None], "serving.EngineClient"]
 
 
 def mode(own: str, source: str, route: Route) -> Finding:
-    """Report the mode that apps use, and where it was set. A mode in the store overrules the setting `own`.
-
-    `source` tells where `own` was set: `argument`, `environment` or `default`.
-    """
+    """Report the mode that apps use, and its `source`. A mode in the store overrules the setting `own`."""
     if route.mode is not None:
         percent = "" if route.canary_percent is None else f" at {route.canary_percent:g} %"
         return Finding("mode", "ok", f"{route.mode}{percent}, set in the store by `art-patch mode`")
@@ -44,10 +41,7 @@ def champion(route: Route) -> Finding:
 
 
 def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
-    """Check that the engine answers, and that it serves the champion and the policy under test.
-
-    `base_url` is the engine's address from the settings, which overrules the address in the route.
-    """
+    """Check that the engine (`base_url`, else the route's) answers, and serves the champion and the tested policy."""
     address = base_url or route.base_url
     if address is None:
         if route.champion is None:

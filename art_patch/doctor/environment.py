@@ -49,10 +49,7 @@ def python() -> Finding:
 
 
 def sdk(installed: Installed, base_clients: Callable[[], Any]) -> Finding:
-    """Check that the installed OpenAI SDK can be patched, by patching it and undoing that at once.
-
-    `base_clients` imports and returns the module `openai._base_client`.
-    """
+    """Check that the installed OpenAI SDK can be patched; `base_clients` imports `openai._base_client`."""
     found = installed("openai")
     if found is None:
         return Finding("openai", "bad", "not installed", "pip install openai")
@@ -148,10 +145,7 @@ def libraries(installed: Installed) -> Finding:
 
 
 def sources(settings: Settings, arguments: Collection[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return each setting as `{"value": ..., "source": ...}`; the source is `argument`, `environment` or `default`.
-
-    Keys, secrets and the password in the store's URL are not shown, because users show this report to others.
-    """
+    """Return each setting as `{"value": ..., "source": ...}`; the source is `argument`, `environment` or `default`."""
     # An empty variable counts as unset, as it does for `Settings`.
     variables = {name.upper() for name, value in environment.items() if value.strip()}
     found: dict[str, Any] = {}
@@ -179,10 +173,7 @@ def chosen(found: Mapping[str, Any]) -> Finding:
 
 
 def mistaken(wrong: str | None) -> Finding | None:
-    """Report environment variables with invalid values, which make `patch()` log one warning and do nothing.
-
-    `wrong` is the error message about them; `None` if all are valid.
-    """
+    """Report `wrong`, the error about variables with invalid values: `patch()` logs one warning and does nothing."""
     if wrong is None:
         return None
     cure = "mend it, or unset it: until then `patch()` leaves the app alone, and what is below takes the default"

@@ -30,10 +30,8 @@ def examine(
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Run all checks; return their findings, and the value and the source of each setting.
 
-    Args:
-        settings: the settings that the app would run with.
-        arguments: names of the settings that were given on the command line.
-        wrong: error message about invalid environment variables, which `settings` ignores; `None` if all are valid.
+    `arguments` are the names of the settings that were given on the command line; `wrong` is the error message about
+    invalid environment variables, which `settings` ignores.
     """
     found = environment.sources(settings, arguments, variables)
     store, last_call_at = _store(settings.store_url)

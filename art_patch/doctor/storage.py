@@ -63,10 +63,7 @@ def place(path: Path) -> Finding:
 
 
 def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
-    """Check that the store is not on a network filesystem, where SQLite's write-ahead log does not work.
-
-    `mounts` is the result of `read_mounts`. If it is empty, nothing can be checked, and the result is `None`.
-    """
+    """Check that the store is not on a network filesystem, where SQLite's write-ahead log fails; `None` if unknown."""
     here = str(_nearest(path.parent).resolve())
     over = [mount for mount in mounts if here == mount[0] or here.startswith(mount[0].rstrip("/") + "/")]
     if not over:
@@ -110,10 +107,7 @@ def _room(left: int, what: str, cure: str) -> Finding:
 
 
 def database(path: Path, head: str) -> list[Finding]:
-    """Check journal mode, schema and size of a SQLite store; no findings if the file does not exist yet.
-
-    `head` is the schema revision of this release.
-    """
+    """Check journal mode, schema (this release's: `head`) and size of a SQLite store; no findings without a file."""
     if not path.exists():
         return []
     try:

@@ -75,12 +75,7 @@ class _RunOutcome:
 
 
 def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
-    """Return the statistics of an agent's runs.
-
-    Args:
-        episodes: the runs, newest first.
-        success_at: a run without a failure succeeded if its reward is at least this.
-    """
+    """Return the statistics of an agent's runs, given newest first; `success_at` is the least reward of a success."""
     seen: list[_RunOutcome] = []
     actions, action_runs = Counter[str](), Counter[str]()
     errors, error_runs = Counter[str](), Counter[str]()
@@ -115,10 +110,7 @@ def analyse(episodes: Iterable[Episode], *, success_at: float) -> Analytics:
 
 
 def pattern_of(error: str) -> str:
-    """Return the first line of an error message with `#` for each quoted word, id and number.
-
-    For example, `KeyError: 'plum'` becomes `KeyError: #`.
-    """
+    """Return an error's first line, with `#` for quoted words, ids and numbers: `KeyError: 'plum'` is `KeyError: #`."""
     # The first line alone: the others are a traceback, which differs with every change of the code.
     line = next(iter(error.strip().splitlines()), "")
     return _VARYING.sub("#", line)[:_LONGEST]

@@ -45,8 +45,7 @@ class Money:
 def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:
     """Return the costs and savings of the period that `usage` covers.
 
-    `gpu_usd_per_hour` is the price of all GPUs of the engine together, `None` if it is not known. An update is assumed
-    to use as many GPUs.
+    `gpu_usd_per_hour` is the price of all GPUs of the engine together; an update is assumed to use as many GPUs.
     """
     notes: list[str] = []
     upstream_usd, avoided_usd, unpriced = _upstream(usage.served, prices)

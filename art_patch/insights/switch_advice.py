@@ -86,9 +86,7 @@ class Report:
 def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
     """Return the advice whether to switch, from the calls and runs of the period that `usage` covers.
 
-    Args:
-        gpu_usd_per_hour: price of all GPUs of the engine together; `None` if it is not known.
-        margin: the champion counts as good as upstream if its mean score is at most this much lower.
+    The champion counts as good as upstream if its mean score is at most `margin` lower.
     """
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
@@ -238,10 +236,9 @@ def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Compariso
 def compare_judged(runs: Sequence[RunValue], champion: str | None) -> Comparison:
     """Compare the runs of the champion with those of upstream by the judge's scores.
 
-    A judge's scores can be compared only within a group, so only groups with runs of both are used. Copies of calls
-    that no user saw are included.
+    A judge's scores can be compared only within a group, so each group with runs of both gives one difference. Copies
+    of calls that no user saw are included.
     """
-    # A judge's score has a meaning only among siblings, so each group gives one difference.
     groups: defaultdict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for run in runs:
         if run.group_id is not None and run.judged is not None and run.policy in (champion, None):

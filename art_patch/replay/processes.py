@@ -1,7 +1,6 @@
 """The job's side of a replay: starts processes that load the app's code and run one `replayable` function, in a pool.
 
-The job sends a process (`art_patch.replay.worker`) one line of JSON for each run, and the process answers with one
-line. A process that exceeds the time limit is killed together with all processes that it started, and its run is lost.
+A process that exceeds the time limit is killed together with all processes that it started, and its run is lost.
 Several threads may use one pool.
 """
 
@@ -29,10 +28,7 @@ class AppProcess:
     """One process that has loaded the app's code and runs one of its functions again and again."""
 
     def __init__(self, target: str, config: ReplayConfig, *, redacted: bool = False) -> None:
-        """Start `art_patch.replay.worker`, whose `main` explains the arguments, in this working directory.
-
-        Raises `RunLost` if the interpreter cannot be started.
-        """
+        """Start the worker in this working directory; raises `RunLost` if the interpreter cannot be started."""
         self.runs = (target, redacted)
         self._late = self._gone = False
         settings = {f"ART_PATCH_{name.upper()}": value for name, value in config.environment.items()}

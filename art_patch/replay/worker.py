@@ -75,11 +75,9 @@ def main(target: str, *, redacted: bool) -> None:
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Import the module, or load the script, and return its `replayable` function.
+    """Import the module, or load the script, and return its `replayable` function; what its code raises passes on.
 
-    Raises:
-        ConfigError: there is no such function, or the script lies outside the working directory.
-        BaseException: importing the module, or executing the script, raised it.
+    Raises a `ConfigError` if there is no such function, or the script lies outside the working directory.
     """
     module, _, name = target.rpartition(":")
     # Resolved, because modules beside the script are imported first. Beside a mere link to it could lie anything.
@@ -178,8 +176,7 @@ def _load_script(path: Path) -> str:
 
 def _own_pipes() -> tuple[TextIO, TextIO]:
     """Return standard input and output for questions and answers, and give the app `/dev/null` in their place."""
-    # Otherwise a `print` of the app would be read as an answer. `dup` makes descriptors that the app's children do not
-    # inherit.
+    # Otherwise a `print` of the app would be read as an answer. The app's children do not inherit what `dup` makes.
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDWR)

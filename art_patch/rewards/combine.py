@@ -189,10 +189,7 @@ def rewards_G(
 
 
 def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float | None = None) -> tuple[Score, ...]:
-    """Return the criteria's values for each sibling as scores to store.
-
-    The id of such a score is derived from sibling, group and rule, so a stored value of the same rule is replaced.
-    """
+    """Return the criteria's values for each sibling as scores, which replace stored values of the same rule."""
     at = time.time() if now is None else now
     scores: list[Score] = []
     for one in criteria:

@@ -37,10 +37,7 @@ _ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>\d+\.?\d*|\.\d+)(@(?P<rule>[\
 
 
 def accuracy_G(group: Group) -> tuple[float | None, ...]:
-    """Return how well each sibling did its task: the score of the check `accuracy`, else the judge's in this group.
-
-    A score of that check outside of 0..1 is ignored.
-    """
+    """Return each sibling's score of the check `accuracy` if it is in 0..1, else the judge's in this group."""
     checked = (newest(each, "accuracy", ("code",)) for each in group.trajectories)
     both = zip(checked, judged_G(group), strict=True)
     return tuple(check if check is not None and 0 <= check <= 1 else judge for check, judge in both)
@@ -183,10 +180,7 @@ def weighted_G(group: Group, criteria: Sequence[Criterion]) -> tuple[float | Non
 
 
 def load_combination(name: str = "ruler", *, criteria: str | None = None) -> Combination:
-    """Return the combination that the setting `reward` names; `criteria` is the setting of the same name.
-
-    Raises `ConfigError` if one of the settings cannot be parsed.
-    """
+    """Return the combination that the settings `reward` and `criteria` name; `ConfigError` if they are malformed."""
     if name == "ruler":
         return RULER
     if name == "criteria":

@@ -92,9 +92,7 @@ def systemd_units(job: Job) -> dict[str, str]:
 def cron_job(job: Job, *, image: str, home: str) -> dict[str, str]:
     """Return the manifest of a Kubernetes CronJob by file name. The paths in `job` are not used in it.
 
-    Args:
-        image: a container image made from `examples/deploy/Containerfile`.
-        home: path in the container at which the volume with the store and the policies is mounted.
+    `image` is made from `examples/deploy/Containerfile`; at `home` the volume with store and policies is mounted.
     """
     name = _dns_name(f"art-patch-retrain-{job.project}")
     # JSON text is also YAML, so `json.dumps` quotes any value correctly.
@@ -147,10 +145,8 @@ def with_entry(crontab: str, directory: str, lines: str) -> str:
     """Return the text `crontab` with a project's lines replaced by `lines`, or with `lines` appended if it has none.
 
     A comment before and a comment after the lines mark them with the project's directory. All other text stays the
-    same, byte for byte. The last of `lines` ends with a line break.
-
-    Raises:
-        ConfigError: only one of the two comments is in `crontab`, or one of them is there twice.
+    same, byte for byte. The last of `lines` ends with a line break. Raises a `ConfigError` if one of the two comments
+    is missing or there twice.
     """
     begin, end = _marks(directory)
     before, after = _parted(crontab, directory)

@@ -67,10 +67,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The minutes, hours, days, months and weekdays at which a job runs.
-
-    Every field has all matching numbers in ascending order. Sunday is weekday 0.
-    """
+    """When a job runs: each field has all matching numbers in ascending order. Sunday is weekday 0."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -93,11 +90,10 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse a schedule from a text with the five fields of a crontab line.
+    """Parse a schedule from the five fields of a crontab line.
 
-    Raises:
-        ConfigError: the text is not a valid schedule, its date never occurs, or cron and systemd would interpret it
-            differently, because it limits both the days of the month and the weekdays.
+    Raises a `ConfigError` if it is not valid, its date never occurs, or it limits both the days of the month and the
+    weekdays.
     """
     fields = text.split()
     if len(fields) != 5:

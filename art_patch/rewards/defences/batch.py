@@ -70,7 +70,6 @@ def judge_batch(
 
     Args:
         groups: the groups to judge; the ids of groups and trajectories are distinct.
-        config: limits of the defences; default: `DefenceConfig()`.
         seed: chooses the groups that get planted answers and those of the second pass. Users must not be able to
             predict it.
         known: scores that `on_scored` received in an earlier call; the first pass does not ask the judge about their
@@ -79,7 +78,6 @@ def judge_batch(
             them in case the process is killed, and train on the returned scores alone.
         on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score` or
             `second pass`.
-        progress: called after each group of all passes.
 
     Raises:
         JudgeError: no group could be judged.
@@ -193,10 +191,7 @@ class _Asking:
         return report
 
     def try_about(self, groups: Sequence[Group], **how: Any) -> tuple[Values, dict[str, str], JudgeError | None]:
-        """Ask in a pass whose failure is not that of the batch.
-
-        Return the scores by group and trajectory, why each other group has none, and the judge's failure.
-        """
+        """Ask in a pass whose failure is not the batch's; return scores, why groups have none, and the failure."""
         if not groups:
             return {}, {}, None
         try:

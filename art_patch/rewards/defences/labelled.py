@@ -76,8 +76,7 @@ class JudgeMetrics(Usage):
 def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
     """Return the labelled group of one line of the file; `place`, such as `line 3`, becomes the group's id.
 
-    Raises:
-        MalformedFile: the line is malformed. The message says what is wrong and how to mend it, but not the place.
+    Raises a `MalformedFile` that says what is wrong and how to mend it, but not the place.
     """
     if ("task" in row) == ("messages" in row):
         raise MalformedFile("give either task, a text, or messages, the beginning that all attempts share")
@@ -104,11 +103,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
 def measure(
     labelled: Sequence[Labelled], judge: OrderedJudge, *, progress: Callable[[int, int], None] | None = None
 ) -> JudgeMetrics:
-    """Ask the judge about every group four times; compare its scores with people's labels and with each other.
-
-    Raises:
-        JudgeError: one of the passes gave no scores at all.
-    """
+    """Ask the judge four times, compare its scores with labels and each other; `JudgeError` if a pass gave none."""
     groups = [each.group for each in labelled]
     begging = [_with_payload(each, _PAYLOADS[number % len(_PAYLOADS)]) for number, each in enumerate(labelled)]
     reports: list[JudgeReport] = []

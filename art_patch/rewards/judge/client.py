@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 def load_litellm() -> Any:
-    """Import litellm without network access and without its log messages; the first call takes seconds.
-
-    Raises `JudgeError` if litellm cannot be imported.
-    """
+    """Import litellm without network access and log messages; the first call takes seconds. May raise `JudgeError`."""
     # Before the import: litellm downloads its price list while it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     first = "litellm" not in sys.modules
@@ -127,12 +124,7 @@ class Budget:
     request is expected to exceed its estimate by the same factor as the most expensive answer so far. If later answers
     exceed their estimates by a larger factor, the limit can be exceeded by the difference.
 
-    Args:
-        max_usd: limit on the price of all requests together.
-        max_calls: limit on HTTP requests; retries and repair tries count, too.
-
-    Raises:
-        ConfigError: a limit is negative or not a number.
+    `max_calls` counts retries and repair tries, too. Raises a `ConfigError` if a limit is negative or not a number.
     """
 
     def __init__(self, max_usd: float | None = None, max_calls: int | None = None) -> None:
@@ -150,10 +142,7 @@ class Budget:
     def reserve(self, estimate_usd: float | None) -> Reservation:
         """Allow one request; block while the price of requests under way decides whether the budget allows it.
 
-        `estimate_usd` is the request's likely price; `None` if the judge's price is unknown.
-
-        Raises:
-            BudgetUsedUp: a limit is reached, or there is a limit in USD and no price.
+        Raises `BudgetUsedUp` if a limit is reached, or if there is a limit in USD and no price (`estimate_usd`).
         """
         with self._changed:
             # Without a first price a burst of parallel requests could overrun the limit many times.
@@ -244,13 +233,8 @@ class JudgeClient:
     ) -> str:
         """Return the text of the judge's answer, empty if the judge refused.
 
-        Args:
-            estimate_usd: likely price of one request, for the budget; `None` if unknown.
-            spent: gets the usage of each request, also if no answer comes.
-            stop: once this event is set, no further request is made.
-
-        Raises:
-            AskError: no answer after all retries, `stop` was set, or the budget is used up.
+        `spent` gets the usage of each request, also if no answer comes. Raises an `AskError` if there is no answer
+        after all retries, `stop` was set, or the budget is used up.
         """
         import openai  # litellm's errors are subclasses of the SDK's
         import tenacity
@@ -310,8 +294,7 @@ class JudgeClient:
             }
             response = load_litellm().completion(**{**ours, **asked, **self.extra})
             cost = getattr(response, "_hidden_params", {}).get("response_cost")
-        # The server may have computed, and will charge for, an answer that nobody waited for: its cost is unknown, not
-        # 0.
+        # The server may have computed, and will charge for, an answer that came too late: its cost is unknown, not 0.
         except openai.APITimeoutError:
             cost = None
             raise

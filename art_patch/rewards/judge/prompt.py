@@ -67,10 +67,8 @@ attempts of equal worth deserve equal scores. If all are good or all are bad, le
 def load_rubric(text_or_path: str | os.PathLike[str] | None) -> Rubric:
     """Return the rubric that a setting names: the default for `None` or a blank, the text itself, or a file's content.
 
-    A path, the name of an existing file, and a string without white space are read as a file.
-
-    Raises:
-        ConfigError: the file is missing, unreadable or empty.
+    A path, the name of an existing file, and a string without white space are read as a file. Raises a `ConfigError` if
+    the file is missing, unreadable or empty.
     """
     if text_or_path is None or not str(text_or_path).strip():
         return DEFAULT_RUBRIC
@@ -184,11 +182,7 @@ class PromptContent:
 
 
 def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> JudgePrompt:
-    """Return the prompt that asks the judge to score all attempts of a question at once.
-
-    `rng` draws the random ids and the nonce. Outside of tests it is `random.SystemRandom()`, so nobody can predict
-    them.
-    """
+    """Return the prompt for all attempts of a question. `rng` draws ids and nonce; outside of tests: `SystemRandom`."""
     attempts = question.attempts
     segments, paths_by_number = _prefix_tree([attempt.lines for attempt in attempts])
     ids = _draw(len(attempts), _ID_LENGTH, rng)
@@ -214,11 +208,7 @@ def write_prompt(question: Question, rubric: Rubric, *, rng: random.Random) -> J
 
 
 def read_prompt(messages: Sequence[Mapping[str, Any]]) -> PromptContent:
-    """Return the content that `write_prompt` put between the fences of these messages.
-
-    Raises:
-        ValueError: the messages were not written by `write_prompt`.
-    """
+    """Return the content between the fences of these messages; `ValueError` if `write_prompt` did not write them."""
     question: Any = next((message["content"] for message in messages if message.get("role") == "user"), None)
     blocks = _BLOCK.findall(question) if isinstance(question, str) else ()
     found: dict[str, Any] = {label: json.loads(body) for _, label, body in blocks}

@@ -192,15 +192,8 @@ def split(
 ) -> tuple[Question, ...]:
     """Return the question itself if it fits, else parts of it that together ask about every attempt.
 
-    Args:
-        question: the question about the whole group.
-        size: returns the number of tokens that the prompt of a question has.
-        max_tokens: largest number of tokens in one prompt.
-        max_siblings: the largest number of attempts in one prompt; at least 3.
-        rng: chooses the two anchors.
-
-    Raises:
-        TooLongError: rubric and tools leave no room for the attempts.
+    `size` counts the tokens of a question's prompt; `max_siblings` is at least 3; `rng` chooses the two anchors. Raises
+    a `TooLongError` if rubric and tools leave no room for the attempts.
     """
     anchors = set(rng.sample(sorted(a.members for a in question.attempts), min(ANCHORS, len(question.attempts))))
 

@@ -108,7 +108,6 @@ class Judge:
         max_siblings: largest number of attempts in one prompt, at least 3; larger groups are split.
         max_prompt_tokens: largest number of tokens in a prompt; by default litellm's number for the model, else
             100,000. It is lowered when the judge refuses a prompt as too long.
-        concurrency: number of groups that are judged at the same time.
         max_retries: number of retries of a question after temporary failures (429, 5xx, timeout).
         timeout_s: how long one answer may take.
         pause_s: upper limit of the first random pause before a retry; it doubles with each retry.

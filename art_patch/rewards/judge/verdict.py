@@ -57,11 +57,7 @@ class Verdict:
 
 
 def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
-    """Parse the text of the judge's answer; return id -> verdict for each of the attempts' ids in the prompt.
-
-    Raises:
-        VerdictError: the text does not hold exactly one valid verdict for each id.
-    """
+    """Return id -> verdict for the prompt's `ids`; `VerdictError` unless the text has exactly one valid for each."""
     verdicts: dict[str, Verdict] = {}
     for row in _rows(text):
         name, verdict = _read_row(row)
@@ -144,10 +140,7 @@ def known_scores(
 def make_scores(
     group: Group, verdicts: Mapping[str, Verdict], *, judge: str, rubric: str, at: float
 ) -> tuple[Score, ...]:
-    """Return a score for each verdict.
-
-    Its id is derived from group, trajectory, rubric and judge, so a second judgement replaces the scores of the first.
-    """
+    """Return a score for each verdict; a second judgement has the same ids, so it replaces the scores of the first."""
     about: dict[str, Any] = {"group_id": group.id, "rubric": rubric, "judge": judge}
 
     def score(key: str, verdict: Verdict) -> Score:

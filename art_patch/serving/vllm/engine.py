@@ -168,12 +168,7 @@ class VllmEngine:
                 policy.idle.set()
 
     def choose(self, conversation: bytes, tried: Sequence[Replica] = ()) -> Replica | None:
-        """Returns the replica for a conversation, by hash; a busy replica passes new requests to the next one.
-
-        Args:
-            conversation: the beginning of the conversation, from `conversation_of`.
-            tried: replicas that have failed on this request already; `None` is returned if no other takes requests.
-        """
+        """Returns a conversation's replica by hash, `None` if all are `tried`; a busy one passes new requests on."""
         ready = [replica for replica in self.replicas if replica.ready and replica not in tried]
         if len(ready) < 2:
             return ready[0] if ready else None
