@@ -59,7 +59,7 @@ class Caller:
         self._read.set()
 
     async def while_here(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, or cancel it and raise `Gone` when the caller disconnects. Any request body was read before."""
+        """Run `work`, or cancel it and raise `Gone` when the caller disconnects. A request body must have been read."""
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._until_gone())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
