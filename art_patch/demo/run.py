@@ -2,8 +2,7 @@
 
 The demo makes the tiny model, serves it, and then alternates between traffic, which is questions that the agent answers
 through the engine, and cycles, during which a thinner traffic goes on. Success is measured before the first cycle and
-after each, on questions that never occur in traffic. All parts are the real ones. Only the judge is replaced by a rule,
-unless a judge is configured.
+after each, on questions that never occur in traffic. All parts are real, except the judge: a rule unless one is set.
 
 A measurement asks the champion through the same agent without its two lines of art-patch. So its questions are never
 recorded and never trained on, and the agent's memory use can be compared with and without art-patch.

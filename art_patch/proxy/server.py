@@ -48,7 +48,7 @@ def run_proxy(
     Args:
         upstream: base URL of the provider, such as `https://api.openai.com/v1`.
         host: address to listen on. For an address other than loopback, `key` is required.
-        port: port to listen on; 0 takes a free one, which `on_ready` learns.
+        port: port to listen on; 0 takes a free one, which `on_ready` gets.
         key: the key that callers must send in the header `x-art-key`.
         on_ready: called with the address for callers, `http://HOST:PORT/v1`, once the server answers requests.
         drain_s: seconds that running requests may take to finish after the server was told to stop.

@@ -92,8 +92,7 @@ class Schedule:
 def parse_schedule(text: str) -> Schedule:
     """Parse a schedule from the five fields of a crontab line.
 
-    Raises a `ConfigError` if it is not valid, its date never occurs, or it limits both the days of the month and the
-    weekdays.
+    Raises a `ConfigError` if it is not valid, its date never occurs, or it limits both days of the month and weekdays.
     """
     fields = text.split()
     if len(fields) != 5:

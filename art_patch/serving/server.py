@@ -134,7 +134,7 @@ def run_server(
     Args:
         engine: the engine to serve; it is closed when this function returns or raises.
         host: address to listen on; any address but loopback requires a key.
-        port: port to listen on; 0 takes a free one, which `on_ready` learns.
+        port: port to listen on; 0 takes a free one, which `on_ready` gets.
         names: other host names of this server, such as that of a reverse proxy in front of it.
         policies: policies to load before the first request is answered; if one cannot be loaded, the server fails.
         spare: policies to load as well; an error of these is only logged, and requests for them get 404.

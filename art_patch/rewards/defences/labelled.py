@@ -103,7 +103,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
 def measure(
     labelled: Sequence[Labelled], judge: OrderedJudge, *, progress: Callable[[int, int], None] | None = None
 ) -> JudgeMetrics:
-    """Ask the judge four times, compare its scores with labels and each other; `JudgeError` if a pass gave none."""
+    """Ask the judge four times and compare its scores with labels and each other; `JudgeError` if a pass has none."""
     groups = [each.group for each in labelled]
     begging = [_with_payload(each, _PAYLOADS[number % len(_PAYLOADS)]) for number, each in enumerate(labelled)]
     reports: list[JudgeReport] = []
