@@ -76,6 +76,6 @@ async def base_and_trained(model: TrainableModel[Any]) -> list[Model[Any]]:
 def before_and_after(
     before: Evaluation, after: Evaluation, metric: str, began: float, digits: int = 3
 ) -> dict[str, float]:
-    """Return the first model's mean of `metric` in both evaluations, and seconds since `began` (monotonic clock)."""
+    """Return the first model's mean of `metric` in both evaluations, and the time since `began` (monotonic clock)."""
     old, new = (round(found.models[0].metrics[metric].value, digits) for found in (before, after))
     return {"before": old, "after": new, "wall_s": round(time.monotonic() - began, 1)}

@@ -1,7 +1,7 @@
 """Request checks of both engines: refuse web pages, missing keys, unsupported parameters and bodies that are too large.
 
 The engine accepts a parameter if it implements it, if the parameter does not change the answer, or if its value is the
-neutral one. It refuses any other with 400: to ignore it would change the answer that the caller asked for.
+neutral one. It refuses any other with 400: to ignore it would give the caller another answer than it asked for.
 """
 
 import asyncio
