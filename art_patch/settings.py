@@ -132,13 +132,9 @@ class Settings(BaseModel):
     queue_mib: int = Field(default=64, ge=1)
     """Size of the queue of recorded calls, in MiB. Calls beyond it are dropped and counted."""
 
-    spool_mib: int = Field(default=1024, ge=0)
-    """Disk space in MiB for records that the store does not have yet: a process that is killed leaves them there, and
-    whoever opens the store next writes them. 0: they wait in memory only, and are lost with the process."""
-
     flush_interval_s: float = Field(default=0.1, gt=0)
-    """Seconds that the writer collects calls before it writes a batch to the store. An app that is killed loses nothing
-    that ended a few milliseconds before; see `spool_mib`."""
+    """Seconds that the writer collects calls before it writes a batch. An app that is killed loses at most this much.
+    In its first second or two, before the store is open, it loses everything recorded so far."""
 
     poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
     """Seconds between two looks at mode, champion and engine in the store. A look takes about a millisecond."""
@@ -271,12 +267,6 @@ class Settings(BaseModel):
     def environments(self) -> Path:
         """Directory of the virtual environments that `art-patch init` builds. All projects share it."""
         return _user_data() / "environments"
-
-    @property
-    def spools(self) -> Path:
-        """Directory for records that the store does not have yet; each project has its own directory in it."""
-        store = self.store_url.partition("sqlite:///")[2]
-        return Path(f"{store}.spool") if store else self.directory / "spool"
 
     @property
     def store_url(self) -> str:

@@ -64,10 +64,6 @@ class Queue(Generic[T]):
         self._items: deque[T] = deque()
         self._filled = Flag()
 
-    def __len__(self) -> int:
-        """Return how many items are in the queue now."""
-        return len(self._items)
-
     def put(self, item: T) -> None:
         """Append an item to the queue; never waits."""
         self._items.append(item)

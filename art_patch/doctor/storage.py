@@ -78,7 +78,7 @@ def filesystem(path: Path, mounts: Sequence[Mount]) -> Finding | None:
 
 def disk(path: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
     """Check the free space on the store's disk. `free` returns the free bytes of the disk that holds a path."""
-    cure = "free some space; what cannot be written waits in memory, and is then dropped"
+    cure = "free some space; what cannot be written is kept in memory, then dropped"
     return _room(free(_nearest(path.parent)), "", cure)
 
 

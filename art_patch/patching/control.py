@@ -157,7 +157,6 @@ def patch(
     carry_threads: bool | None = None,
     integrations: Literal["auto", "off"] | Sequence[str] | None = None,
     queue_mib: int | None = None,
-    spool_mib: int | None = None,
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
 ) -> Handle:
@@ -189,8 +188,7 @@ def patch(
         carry_threads: whether a new thread belongs to the trajectory of the thread that starts it.
         integrations: `off`, or the import names of frameworks. Without it, every installed integration is used.
         queue_mib: MiB of calls that may wait in memory to be written. Calls beyond that are dropped.
-        spool_mib: MiB of calls that may wait on the disk for the store. 0: they wait in memory only.
-        flush_interval_s: seconds that the recorder collects calls before it writes them to the store.
+        flush_interval_s: seconds that the recorder collects calls before it writes them.
         poll_interval_s: seconds between two reads of the route (champion, engine, mode) from the store.
 
     Raises:

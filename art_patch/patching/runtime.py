@@ -238,13 +238,13 @@ class Runtime:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""
-        accounts, target, shadow = self.recorder.accounts, self.target, self.shadow
+        recorder, target, shadow = self.recorder, self.target, self.shadow
         of_target = ("mode", "champion", "challenger", "challenger_state", "base_url")
         of_counts = ("recorded", "served_by_policy", "fallbacks")
         return {
             **{name: getattr(target, name) for name in of_target},
-            **{name: getattr(accounts.counts, name) for name in of_counts},
-            "dropped": accounts.dropped,
+            **{name: getattr(recorder.counts, name) for name in of_counts},
+            "dropped": recorder.dropped,
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,
             "shadow_failed": shadow.failed,
@@ -254,9 +254,7 @@ class Runtime:
         """Return one sentence for each thing that does not work right now, for `status().degraded`."""
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
-            found.append(
-                f"The store cannot be written ({self.recorder.trouble}); calls wait {self.recorder.waits_where}."
-            )
+            found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
         if self.recorder.losses and "project" not in self.degraded:  # which says why
             found.append(f"{self.recorder.losses}.")
         if not self.breaker.closed:

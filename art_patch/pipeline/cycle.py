@@ -72,7 +72,6 @@ def retrain(
         exclusive_cycle(store, adapters.parent, who=who) as held,
         pruning_at_end(held.store, config, progress, who=who, now=now),
     ):
-        store.take_over_spools()  # of apps that ended since the store was opened
         limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock)
         run = Cycle(held.store, judge, config, limit, at, engine, adapters, who)
         # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.

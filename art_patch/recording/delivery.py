@@ -1,26 +1,23 @@
-"""Puts records into the spool, where they survive the process, and then writes them to the store in batches.
-
-While the store is slow or down, records beyond `MEMORY_BYTES` stay on the disk alone and are read back later. Without a
-spool, they wait in memory.
+"""Writes batches of records to the store, keeps them while the store is down, and counts the records that were lost.
 
 A batch that fails is cut in half and tried again with back-off, so that one record that the store refuses cannot hold
-up the others. A single record that fails while others are written is dropped and counted. So are all records if the
-store belongs to another project. Calls of the store may block, so only the recorder's thread makes them.
+up the others. A single record that fails while others are written is dropped and counted. If the store belongs to
+another project, all records are dropped and counted. Calls of the store may block, so only the recorder's thread makes
+them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from art_patch._lib.faults import faults
 from art_patch.errors import WrongProject
 
 if TYPE_CHECKING:
-    from art_patch.store import Span, Spool
     from art_patch.types import Record
 
 
@@ -28,12 +25,8 @@ FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
 # With a hundred records, writing is a third faster, but holds the interpreter three times as long.
 BATCH_RECORDS = 32
-# While the app makes more calls than the store takes, one batch is written so often; the rest waits in the spool.
-BUSY_WRITE_S = 1.0
-# Records that are in the spool are kept in memory, too, up to this size: then they need not be read back.
-MEMORY_BYTES = 4 << 20
 
-# A record, and the bytes of the queue that it holds.
+# A record, and the bytes of the queue that it holds until it is written or dropped.
 Sized: TypeAlias = "tuple[Record, int]"
 
 
@@ -45,83 +38,34 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A record that the store does not have yet.
-
-    Attributes:
-        record: the record; `None` while it is only in the spool.
-        kind: name of the record's class.
-        size: bytes of the item of the queue whose last record it is; 0 for other records.
-        span: where it is in the spool; `None` if it is only in memory.
-        held: bytes of memory that it holds until it is written or dropped.
-    """
-
-    record: Record | None
-    kind: str
-    size: int
-    span: Span | None
-    held: int
-
-
 class Delivery:
-    """The records that wait for the store. Only the recorder's thread uses this object."""
+    """The batches that wait for the store. Only the recorder's thread uses this object."""
 
-    def __init__(
-        self,
-        open_sink: Callable[[], Sink],
-        breathe: Callable[[], None] = lambda: None,
-        spool: Spool | None = None,
-    ) -> None:
+    def __init__(self, open_sink: Callable[[], Sink], breathe: Callable[[], None] = lambda: None) -> None:
         """Open the sink at the first attempt. `breathe()` is called after each batch that was written."""
         self._open_sink = open_sink
         self._breathe = breathe
-        self.spool = spool
-        self._batches: deque[list[Waiting]] = deque()
-        self._in_memory = 0
+        self._batches: deque[list[Sized]] = deque()
         self._failures = 0
         self.sink: Sink | None = None
-        self.due_at = inf
-        """When the next attempt is due, in monotonic seconds; infinite while nothing waits."""
-        self._not_before = 0.0
+        self.retry_at = 0.0
         self.trouble: str | None = None
         # How often the store was opened or took a batch.
         self.steps = 0
 
     @property
     def pending(self) -> bool:
-        """Whether any record waits to be written."""
+        """Whether any batch waits to be written."""
         return bool(self._batches)
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether more records may be added without filling the memory: the store takes them, or the spool does."""
-        return not self._failures or (self.spool is not None and self.spool.trouble is None)
+    def add(self, records: Sequence[Sized]) -> None:
+        """Append records to those that wait, in batches of at most `BATCH_RECORDS`."""
+        for start in range(0, len(records), BATCH_RECORDS):
+            self._batches.append(list(records[start : start + BATCH_RECORDS]))
 
-    def add(self, sized: Sequence[Sized], due_at: float) -> list[Waiting]:
-        """Spool records and let them wait, the first until `due_at`; return them. Those in the spool have a `span`."""
-        spans: Sequence[Span | None] = [None] * len(sized)
-        if self.spool is not None:
-            spans = self.spool.append([record for record, _ in sized])
-        entries: list[Waiting] = []
-        for (record, size), span in zip(sized, spans, strict=True):
-            spilled = span is not None and self._in_memory > MEMORY_BYTES
-            held = 0 if spilled else size
-            entries.append(Waiting(None if spilled else record, type(record).__name__, size, span, held))
-            self._in_memory += held
-        if not self._batches:
-            self.due_at = max(due_at, self._not_before)
-        self._batches += (entries[start : start + BATCH_RECORDS] for start in range(0, len(entries), BATCH_RECORDS))
-        return entries
-
-    def attempt(self, now: float, hurries: Callable[[], bool] = lambda: False) -> tuple[list[Waiting], list[Waiting]]:
-        """Try to write the waiting batches. Return what was written, and what is dropped.
-
-        If `hurries()` says after a batch that there is something more urgent, the next one waits for `BUSY_WRITE_S`.
-        """
-        written: list[Waiting] = []
-        poison: list[Waiting] = []
-        failed: list[list[Waiting]] = []
+    def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
+        """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
+        written, poison, failed = list[Sized](), list[Sized](), list[list[Sized]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
             try:
@@ -133,9 +77,6 @@ class Delivery:
             if done:
                 written += batch
                 self._breathe()
-                if not failed and hurries():
-                    self._not_before = now + BUSY_WRITE_S
-                    break
             else:
                 failed.append(batch)
                 if len(failed) > 1 and not written:
@@ -149,36 +90,24 @@ class Delivery:
                 self._batches.extend(half for half in (batch[:middle], batch[middle:]) if half)
         if failed:
             # The wait doubles with each failure: 0.5 s, 1 s, and so on up to 30 s.
-            self.due_at = now + min(MAX_RETRY_S, FIRST_RETRY_S * 2**self._failures)
+            self.retry_at = now + min(MAX_RETRY_S, FIRST_RETRY_S * 2**self._failures)
             self._failures = min(self._failures + 1, 10)
         else:
-            self._failures, self.trouble = 0, None
-            self.due_at = self._not_before if self._batches else inf
-        self._in_memory -= sum(entry.held for entry in (*written, *poison))
-        self._note_done()
+            self._failures, self.retry_at, self.trouble = 0, 0.0, None
         return written, poison
 
     def close(self) -> None:
-        """Close the sink and the spool. The next attempt opens them again."""
+        """Close the sink. The next attempt opens it again."""
         sink, self.sink = self.sink, None
         if (close := getattr(sink, "close", None)) is not None:
             close()
-        if self.spool is not None and not self._batches:
-            self.spool.close()
 
-    def _note_done(self) -> None:
-        """Tell the spool what is in the store, or dropped, so that no other process writes it."""
-        if self.spool is not None:
-            spans = (entry.span for batch in self._batches for entry in batch if entry.span is not None)
-            first = min(spans, key=lambda span: span.start, default=None)
-            self.spool.done(None if first is None else first.start)
-
-    def _write(self, batch: list[Waiting]) -> bool:
+    def _write(self, batch: list[Sized]) -> bool:
         try:
             if self.sink is None:
                 self.sink = self._open_sink()
                 self.steps += 1
-            self.sink.write(self._records(batch))
+            self.sink.write([record for record, _ in batch])
             self.steps += 1
         except WrongProject:
             raise
@@ -188,10 +117,52 @@ class Delivery:
             return False
         return True
 
-    def _records(self, batch: list[Waiting]) -> list[Record]:
-        spilled = [entry for entry in batch if entry.record is None]
-        if spilled and self.spool is not None:
-            read = self.spool.read([entry.span for entry in spilled if entry.span is not None])
-            for entry, record in zip(spilled, read, strict=True):
-                entry.record = record  # they are released after this batch
-        return [cast("Record", entry.record) for entry in batch]
+
+# The causes of a loss, as they are counted and reported.
+QUEUE_FULL = "the queue was full; raise queue_mib (ART_PATCH_QUEUE_MIB)"
+REDACTION = "redaction failed; mend the function that `redact` names"
+FAULT = "of a fault in art_patch; the logger art_patch shows it at level DEBUG, please report it"
+REFUSED = "the store refuses them; the logger art_patch shows why at level DEBUG"
+SLOW = "the store had not taken it all when the exit stopped waiting; call art_patch.flush(60) before the program ends"
+
+
+def unwritable(trouble: str) -> str:
+    """Return the cause to report for records that are lost because the store fails; `trouble`: class of its error."""
+    return f"the store cannot be written ({trouble}); `art-patch doctor` says why"
+
+
+class Tally:
+    """A number of calls and a number of other records, as they are counted when records are lost."""
+
+    __slots__ = ("calls", "others")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.others = 0
+
+    def add(self, item: object, number: int = 1) -> None:
+        """Count an item of the queue, or the record that was made of the item, as a call or as another record."""
+        kind = type(item).__name__  # by name: only the recorder's thread imports the classes of records
+        if kind in ("Exchange", "Call"):
+            self.calls += number
+        elif kind != "AppReport":
+            self.others += number
+
+    def __str__(self) -> str:
+        """Return the numbers in words; empty if both are zero."""
+        calls = f"{self.calls} call{'s' * (self.calls != 1)}" if self.calls else ""
+        others = f"{self.others} other record{'s' * (self.others != 1)}" if self.others else ""
+        return " and ".join(part for part in (calls, others) if part)
+
+
+def sentence(losses: dict[str, Tally]) -> str:
+    """Return sentences that say how many records were lost and why, without the final full stop; empty if none was."""
+    parts = [f"{lost} not recorded, because {cause}" for cause, tally in losses.items() if (lost := str(tally))]
+    return ". ".join(parts)
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, if there is one. Never raises."""
+    # It runs while the interpreter exits: stderr may be closed, `None` (under pythonw), or an object of the app.
+    with suppress(Exception):
+        print(line, file=sys.stderr, flush=True)

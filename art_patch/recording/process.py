@@ -1,6 +1,7 @@
 """The current recorder of this process, and the handling of all recorders at a fork and at the exit.
 
-Without `patch()` there is no current recorder, and what `context` and integrations `emit()` is discarded.
+`context` and integrations queue scores, spans and trajectories through `emit()`. Without `patch()` there is no
+current recorder, and these records are discarded.
 """
 
 from __future__ import annotations
@@ -45,10 +46,6 @@ class ProcessRecorder(Queue, Protocol):
         """Queue a record; return false if it is dropped."""
         ...
 
-    def ensure_running(self) -> None:
-        """Start the recorder's thread if it does not run."""
-        ...
-
     def end(self, deadline: float, latest: float) -> float:
         """Write the queued records before the process ends; return the deadline for the next recorder."""
         ...
@@ -64,7 +61,10 @@ _alive: weakref.WeakSet[ProcessRecorder] = weakref.WeakSet()
 
 
 def set_recorder(recorder: ProcessRecorder | None, wants: Wants | None = None) -> None:
-    """Make `recorder`, or none, the current one; `wants` tells from a request's body if its call is recorded."""
+    """Make `recorder` the one that `emit()` and `begin_exchange()` use; `None`: nothing is recorded.
+
+    `wants` is given the body of a request, and returns whether its call is recorded. Without it, every call is.
+    """
     global _recorder, _wants
     _recorder, _wants = recorder, wants
 
@@ -80,8 +80,6 @@ def begin_exchange(
     recorder, wants = _recorder, _wants
     if recorder is None or not (wants is None or wants(body)):
         return None
-    # The thread imports what it needs while the call waits for its answer, so that the call is in the spool soon after.
-    recorder.ensure_running()
     exchange = Exchange(recorder, str(body.get("model") or ""), trajectory, span_id, group_key)
     if recorder.settings.otel == "auto":
         exchange.otel_context = otel_context
@@ -120,9 +118,10 @@ def register(recorder: ProcessRecorder) -> None:
 
 
 def write_before_the_app_ends() -> None:
-    """Register the exit handler again, so that it runs before the handlers that the app has registered so far.
+    """Register the exit handler again, after the handlers that the app has registered so far: it runs before them.
 
-    In one of them the app's tracer provider shuts down, and a span that the recorder makes after that is lost.
+    Exit handlers run in the reverse order of their registration. The app's tracer provider shuts down in such a
+    handler, and a span that the recorder makes after that is lost.
     """
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)

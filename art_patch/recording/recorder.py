@@ -2,57 +2,40 @@
 
 The app's thread only runs `put()`: a size check and one append. It never waits, and may be called from anywhere, even
 from the garbage collector. The recorder's thread starts with the first call, or in `patch()` if the store is behind a
-network. It parses the items and puts the records into the spool at once, where they survive the process. Every
-`flush_interval_s` it writes them to the store in batches; every `poll_interval_s` it calls `on_tick`. Each call is
-either recorded, or dropped and counted, or still waiting. A forked child has an empty queue, new locks, its own thread,
-spool and connection.
+network. It collects items for `flush_interval_s`, parses them, and writes them in batches; every `poll_interval_s` it
+also calls `on_tick`. Each call is either recorded, or dropped and counted, or still waiting. A forked child has an
+empty queue, new locks, its own thread and connection.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.forking import late_import, steps
 from art_patch._lib.os_threads import Empty, Flag, NativeThread, Queue, RLock
-from art_patch.recording import losses, process
-from art_patch.recording.delivery import Delivery, Sink, Sized
+from art_patch.recording import delivery, process
+from art_patch.recording.delivery import Delivery, Sink, Sized, Tally
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
-from art_patch.recording.losses import Accounts
 from art_patch.settings import Settings
 from art_patch.store import waits_for_network
+from art_patch.types import UPSTREAM
 
 if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
     from art_patch.recording.telemetry import Telemetry
     from art_patch.types import Record
 
-# Most items that are read before they go to the spool together.
 COLLECT_ITEMS = 200
-
-# So long the thread waits for further items before it reads. A call is in the spool a few milliseconds later.
-GATHER_S = 0.005
-
-# If more items wait, the thread does not pause for the app any more, and goes back to reading after each batch.
-BUSY_ITEMS = 20
-
-# If a pause takes so long, the app's threads leave the interpreter no time. Then each pause costs them more than it
-# gives, and few long turns are better than many short ones.
-CROWDED_S = 0.002
-CROWDED_GATHER_S = 0.05
 
 # The thread pauses for this long after each call that it reads and each batch that it writes; see `_breathe`.
 PAUSE_S = 0.0001
 
-EXIT_LOOKS_EVERY_S = 0.01
-# Once everything is in the spool, the exit waits so long for a store on this machine: a batch takes less.
-EXIT_SPOOLED_S = 0.03
+EXIT_LOOKS_EVERY_S = 0.05
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +44,15 @@ class _Flush:
 
     written: Flag = field(default_factory=Flag)
     given_up: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many of the app's calls were written to the store."""
+
+    recorded: int = 0
+    served_by_policy: int = 0
+    fallbacks: int = 0
 
 
 _Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
@@ -74,56 +66,53 @@ class Recorder:
         settings: Settings,
         *,
         open_sink: Callable[[], Sink] | None = None,
-        spools: Path | None = None,
         on_tick: Callable[[], None] = lambda: None,
         on_shadow: OnShadow | None = None,
     ) -> None:
         """Start with an empty queue and without a thread.
 
         Args:
-            open_sink: opens the destination of records when there is a first batch. Without it, the store is opened,
-                and records are spooled beside it.
-            spools: directory of the spools for another destination; `None`: records wait for it in memory.
+            open_sink: opens the destination of records when there is a first batch. Without it, the store is opened.
+            on_tick: called by the thread every `poll_interval_s`.
             on_shadow: called by the thread with each call of which policies get a copy in the background.
         """
         self.settings = settings
+        self._most_bytes = settings.queue_mib << 20
         self.generation = 0
         self._open_sink = open_sink or self._open_store
-        self._spools = settings.spools / settings.project if open_sink is None else spools
         self._on_tick = on_tick
         self._on_shadow = on_shadow
         self._begin()
         process.register(self)
 
     def _begin(self) -> None:
-        # Native locks, see `_lib.os_threads`. Re-entrant, because the garbage collector may call `put()` in the middle
-        # of a `put()` of the same thread. There a plain lock, and so `queue.Queue` or `threading.Event`, would wait
-        # for itself for ever.
+        # All of these are native locks, see `_lib.os_threads`. Re-entrant, because the garbage collector may finalise a
+        # stream, and so call `put()`, in the middle of a `put()` of the same thread. There a plain lock, and so
+        # `queue.Queue` or `threading.Event`, would wait for itself for ever.
         self._lock = RLock()
         self._queue: Queue[_Item] = Queue()
         self._nudge = Flag()
         self._stopping = False
         self._thread: NativeThread | None = None
-        # How many bytes and records it holds, has written and has lost.
-        self.accounts = Accounts(self.settings.queue_mib << 20)
+        self._bytes = 0
+        self.dropped = 0  # calls and other records that were lost: the queue was full, or the store refused them
+        self._waiting = Tally()
+        self._lost: dict[str, Tally] = {}
         self._said = ""
         self._gave_up = False
-        self._leaves = False  # whether the process ends, and what is in the spool may stay there
         self._read = 0
         self._flushes: list[_Flush] = []
         self._converter: Converter | None = None
         self._telemetry: Telemetry | None = None
         self._delivery = Delivery(self._open_sink, self._breathe)
         self._hurried = False
-        self._crowded = False
+        self.counts = Counts()
 
     def _open_store(self) -> Sink:
         with late_import():  # SQLAlchemy: not before the first flush, not in the app's threads
             from art_patch.store import open_store
 
-        return open_store(
-            self.settings.store_url, project=self.settings.project, trouble=faults.trouble, spools=self.settings.spools
-        )
+        return open_store(self.settings.store_url, project=self.settings.project, trouble=faults.trouble)
 
     # What the app's threads call.
 
@@ -131,8 +120,14 @@ class Recorder:
         """Queue an item of `size` bytes; return false if the queue is full or belongs to another process."""
         if isinstance(item, Exchange) and item.generation != self.generation:
             return False  # the call began before the fork, so the parent records it
-        if not self.accounts.take(type(item).__name__, size):
-            return False
+        with self._lock:
+            # The newest call is dropped, not the oldest: that costs the caller nothing, while making room would free
+            # other calls' bytes in its time. Trajectories that began before the trouble stay whole.
+            if self._bytes + size > self._most_bytes:
+                self._drop(item, delivery.QUEUE_FULL)
+                return False
+            self._bytes += size
+            self._waiting.add(item)
         self._queue.put((item, size))
         if self._thread is None:
             self.ensure_running()
@@ -168,7 +163,7 @@ class Recorder:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
-        if self.accounts.unwritten == 0:
+        if self._bytes == 0:
             return True
         marker = self._ask_to_write()
         done = marker.written.wait(timeout_s)
@@ -206,56 +201,40 @@ class Recorder:
         return self._delivery.trouble
 
     @property
-    def waits_where(self) -> str:
-        """Where records wait for the store: `on the disk`, or `in memory` if there is no spool or it takes no more."""
-        spool = self._delivery.spool
-        return "in memory" if spool is None or spool.trouble is not None else "on the disk"
-
-    @property
     def losses(self) -> str:
-        """Sentences that say how many records were lost and why; empty if none was."""
-        return losses.sentence(dict(self.accounts.lost))
+        """How many records were lost and why, in sentences; empty if none was."""
+        return delivery.sentence(dict(self._lost))
 
     def say_losses(self) -> None:
         """Write one line to stderr about the records that were lost or still wait, unless it was written before."""
-        accounts = self.accounts
-        waits = losses.SLOW if self.trouble is None else losses.unwritable(self.trouble)
-        line = losses.sentence({**accounts.lost, waits: accounts.waiting})
-        if accounts.spooled and waits_for_network(self.settings.store):
-            waits = f"{accounts.spooled} wait in {self._spools} until the next process of this project starts here"
-            line = f"{line}. {waits}" if line else waits
+        waits = delivery.SLOW if self.trouble is None else delivery.unwritable(self.trouble)
+        line = delivery.sentence({**self._lost, waits: self._waiting})
         if line and line != self._said:
             self._said = line
-            losses.say(f"art_patch: {line}")
+            delivery.say(f"art_patch: {line}")
 
     def end(self, deadline: float, latest: float) -> float:
         """Write the queued records before the process ends, and report on stderr those that were lost.
 
         Waiting ends at the monotonic time `deadline`, which each progress (`steps`) moves, but never beyond `latest`.
-        For a store on this machine it ends when all is in the spool. Returns the moved deadline, for the next recorder.
+        Returns the moved deadline, for the next recorder of the process.
         """
-        if self.accounts.unwritten and not self._gave_up:
-            self._leaves = not waits_for_network(self.settings.store)
-            marker, steps, now, safe_until = self._ask_to_write(), self.steps, 0.0, inf
-            while not self._gave_up and now < safe_until and not marker.written.wait(EXIT_LOOKS_EVERY_S):
-                now = time.monotonic()
+        if self._bytes and not self._gave_up:
+            marker, steps = self._ask_to_write(), self.steps
+            while not self._gave_up and not marker.written.wait(EXIT_LOOKS_EVERY_S):
                 if self.steps > steps:
-                    steps, deadline = self.steps, min(now + process.EXIT_DEADLINE_S, latest)
-                if self._leaves and not self.accounts.waiting:
-                    safe_until = min(safe_until, now + EXIT_SPOOLED_S if self._delivery.sink else now)
-                self._gave_up = now >= deadline
+                    steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
+                self._gave_up = time.monotonic() >= deadline
             marker.given_up = True
-        self.stop(0.0 if self.accounts.unwritten else max(0.0, deadline - time.monotonic()))
+        self.stop(0.0 if self._gave_up else max(0.0, deadline - time.monotonic()))
         self.say_losses()
         return deadline
 
     def restart_in_child(self) -> None:
         """Start again with an empty queue in a forked child. The parent keeps its queue and its connections."""
         # Closing an inherited SQLite connection would release the parent's file locks, so the connection must never
-        # even be collected. The spool's lock stays with the parent, too, if the child closes its copy of the file.
+        # even be collected.
         _graveyard.append(self._delivery)
-        if self._delivery.spool is not None:
-            self._delivery.spool.let_go()
         self.generation += 1
         self._begin()
 
@@ -282,10 +261,7 @@ class Recorder:
         with late_import():
             converting = import_module("art_patch.recording.converting")
             telemetry = import_module("art_patch.recording.telemetry")
-            from art_patch.store import Spool
         settings = self.settings
-        if self._spools is not None and settings.spool_mib:
-            self._delivery.spool = Spool(self._spools, settings.spool_mib << 20)
         self._telemetry = telemetry.Telemetry() if settings.otel == "auto" else None
         self._converter = converting.Converter(
             sample_rate=settings.sample_rate, redact=settings.redact, on_shadow=self._on_shadow
@@ -300,26 +276,24 @@ class Recorder:
             if now >= tick_at:
                 self._tick()
                 tick_at = now + self.settings.poll_interval_s
-            if now >= self._delivery.due_at:
-                self._deliver()
-            until = min(tick_at, self._delivery.due_at)
-            if self._delivery.takes_more:
-                self._collect(max(0.0, until - now))
-            # The store is down, and the spool is full or missing. What is queued stays there as bytes, which are
-            # smaller than records.
-            elif self._nudge.wait(max(0.0, until - now)):
-                self._deliver()
+            if self._delivery.pending:
+                # The store is down. What is queued stays there as bytes, which are smaller than records, until it is
+                # back.
+                nudged = self._nudge.wait(max(0.0, min(self._delivery.retry_at, tick_at) - now))
+                self._nudge.clear()
+                if nudged or time.monotonic() >= self._delivery.retry_at:
+                    self._deliver()
+            else:
+                self._collect(max(0.0, tick_at - now))
             if self._stopping and (self._delivery.pending or self._queue.empty()):
                 return
 
     def _collect(self, timeout_s: float) -> None:
-        """Read what is queued, and put it into the spool."""
         try:
             item = self._queue.get(timeout_s)
         except Empty:
             return
-        self._hurried = self._nudge.wait(CROWDED_GATHER_S if self._crowded else GATHER_S)
-        self._crowded = False
+        self._hurried = self._nudge.wait(self.settings.flush_interval_s)
         sized: list[Sized] = []
         for _ in range(COLLECT_ITEMS):
             self._sort(item, sized)
@@ -330,24 +304,17 @@ class Recorder:
                 break
         else:
             self._sort(item, sized)
-        self.accounts.keep(self._delivery.add(sized, time.monotonic() + self.settings.flush_interval_s))
-        if self._hurried:
-            self._deliver()
-
-    @property
-    def _busy(self) -> bool:
-        return len(self._queue) > BUSY_ITEMS
+        self._delivery.add(sized)
+        self._deliver()
 
     def _breathe(self) -> None:
-        """Let the app's threads run, unless a caller waits for a flush or many items wait."""
-        if self._hurried or self._crowded or self._busy:
+        """Let the app's threads run, unless a caller waits for a flush or the queue is over a quarter full."""
+        if self._hurried or self._bytes > self.settings.queue_mib << 18:
             return
         # While this thread computes, the interpreter switches to another thread only every 5 ms, so a call that ends
         # meanwhile would wait for that long. A short pause is enough: a thread that waits takes the interpreter, and
         # keeps it until it waits itself.
-        began = time.monotonic()
         self._hurried = self._nudge.wait(PAUSE_S)
-        self._crowded = time.monotonic() - began > CROWDED_S
 
     def _sort(self, item: _Item, sized: list[Sized]) -> None:
         content, size = item
@@ -358,14 +325,14 @@ class Recorder:
             records = cast("Converter", self._converter).convert(content)
         except Exception as error:
             unstorable = isinstance(error, Unstorable)
-            self.accounts.forget(type(content).__name__, size, losses.REDACTION if unstorable else losses.FAULT)
+            self._release([(content, size)], dropped=delivery.REDACTION if unstorable else delivery.FAULT)
             if not unstorable:
                 faults.fault("recording.convert", error)
             return
         finally:
             self._read += 1
         if not records:
-            self.accounts.forget(type(content).__name__, size)
+            self._release([(content, size)])
             return
         if self._telemetry is not None:
             self._telemetry.saw(content, records)
@@ -374,19 +341,36 @@ class Recorder:
         sized.append((records[-1], size))
 
     def _deliver(self) -> None:
-        if self._leaves and self._delivery.sink is None and not self.accounts.waiting:
-            return  # whoever opens the store next writes it
-        written, poison = self._delivery.attempt(
-            time.monotonic(), lambda: (self._busy or self._crowded) and not self._hurried
-        )
-        self.accounts.wrote(written)
-        self.accounts.release(poison, losses.REFUSED)
+        from art_patch.types import Call  # the converter has made the class by now; `patch()` must not
+
+        written, poison = self._delivery.attempt(time.monotonic())
+        for record, _ in written:
+            if isinstance(record, Call) and record.shadow_of is None:
+                self.counts.recorded += 1
+                self.counts.served_by_policy += record.policy is not UPSTREAM
+                self.counts.fallbacks += record.fallback is not None
+        self._release(written)
+        self._release(poison, dropped=delivery.REFUSED)
         if not self._delivery.pending:
             for marker in self._flushes:
                 marker.written.set()
             self._flushes.clear()
         else:
             self._flushes = [marker for marker in self._flushes if not marker.given_up]
+
+    def _release(self, sized: Sequence[tuple[Exchange | Record, int]], dropped: str | None = None) -> None:
+        """Free the queue's bytes of what was written, or dropped for a cause."""
+        with self._lock:
+            for item, size in sized:
+                self._bytes -= size
+                if size:
+                    self._waiting.add(item, -1)
+                if dropped is not None:
+                    self._drop(item, dropped)
+
+    def _drop(self, item: Exchange | Record, cause: str) -> None:
+        self.dropped += 1
+        self._lost.setdefault(cause, Tally()).add(item)
 
     def _tick(self) -> None:
         try:

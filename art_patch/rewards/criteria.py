@@ -33,7 +33,7 @@ COMPARABLE = 0.1
 # Below this accuracy a sibling has not solved the task, and saved effort is no merit.
 REACHED = 0.5
 
-_ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>\d+\.?\d*|\.\d+)(@(?P<rule>[\w.]+:[\w.]+))?")
+_ENTRY = re.compile(r"(?P<name>[\w.-]+)=(?P<weight>\d+(?:\.\d*)?|\.\d+)(@(?P<rule>[\w.]+:[\w.]+))?")
 
 
 def accuracy_G(group: Group) -> tuple[float | None, ...]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.transfers import ExportNote, SentItem
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, Pair, Summary
     from art_patch.store.schema.tables import HEAD
-    from art_patch.store.spool import Span, Spool, waiting_bytes
     from art_patch.store.store import Store, open_store
 else:
     __getattr__ = lazily(
@@ -51,7 +50,6 @@ else:
             "ledger.transfers": "ExportNote SentItem",
             "queries.browse": "Cursor Filter PAGE Pair Summary",
             "schema.tables": "HEAD",
-            "spool": "Span Spool waiting_bytes",
             "store": "Store open_store",
         },
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_patch._lib.forking import late_import
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Database, Trouble
-from art_patch.store.backends.urls import is_postgres, missing_driver, sqlite_path
-from art_patch.store.spool import only_project_in, take_over, waiting_bytes
+from art_patch.store.backends.urls import is_postgres, missing_driver
 from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
@@ -62,9 +60,8 @@ class Store:
     maintain: Maintenance
     """Reports the sizes of the database, rewrites it without free space, and makes backups."""
 
-    def __init__(self, database: Database, spools: Path | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._spools = spools
         self.write = Writer(database).write  # the writer keeps state between batches, so there is one for each store
 
     if not TYPE_CHECKING:  # else misspelt names would pass the checker
@@ -86,14 +83,6 @@ class Store:
         # A store of its own: only this one's writes are fenced.
         return Store(fenced(self._database, lease))
 
-    def take_over_spools(self) -> int:
-        """Write what processes that have ended left in their spools, and return how many records that were."""
-        if self._spools is None or not self._spools.is_dir():
-            return 0
-        # A store that no app has opened yet has no project.
-        owner = self._database.owner() or only_project_in(self._spools)
-        return 0 if owner is None else take_over(self._spools / owner, self.write)
-
     def verify(self) -> list[str]:
         """Check the whole store, and return one sentence for each inconsistency; an empty list means there is none."""
         return self.maintain.verify()
@@ -103,41 +92,9 @@ class Store:
         self._database.close()
 
 
-def open_store(
-    url: str,
-    *,
-    create: bool = True,
-    project: str | None = None,
-    trouble: Trouble | None = None,
-    spools: Path | None = None,
-) -> Store:
-    """Open the store at `url`, and migrate it if an earlier release made it; the rest is as in `_open_database`.
-
-    What processes of the store's project that have ended left in their spools is written to it. A process may have
-    ended before there was a store, so then it is created even if `create` is false.
-
-    Args:
-        spools: directory with a directory of spools for each project. Default: the one beside a SQLite file.
-    """
-    if spools is None and not is_postgres(url):
-        spools = Path(f"{sqlite_path(url)}.spool")
-    try:
-        database = _open_database(url, create=create, project=project, trouble=trouble)
-    except StoreError:
-        # The processes that would have created it may have ended before.
-        if create or spools is None:
-            raise
-        project = project or only_project_in(spools)
-        if project is None or not waiting_bytes(spools / project):
-            raise
-        database = _open_database(url, project=project, trouble=trouble)
-    store = Store(database, spools)
-    try:
-        store.take_over_spools()
-    except BaseException:
-        store.close()
-        raise
-    return store
+def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
+    """Open the store at `url`, and migrate it if an earlier release made it; the rest is as in `_open_database`."""
+    return Store(_open_database(url, create=create, project=project, trouble=trouble))
 
 
 def _open_database(

@@ -23,7 +23,6 @@ from art_patch.grouping import ReplayConfig, choose_comparisons, choose_replays
 from art_patch.replay import RunLost
 from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
-from art_patch.store import open_store
 from art_patch.types import Trajectory, TrajectoryInfo
 from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
 from tests.support.store_samples import call
@@ -110,8 +109,6 @@ class App:
         settings = {f"ART_PATCH_{name.upper()}": value for name, value in self.environment.items()}
         what = ["-c", "import sys, agent; agent.main(*sys.argv[1:])"] if module else [str(self.file)]
         subprocess.run([sys.executable, *what, *arguments], env={**os.environ, **settings}, check=True)
-        # Its exit may leave calls in the spool, for whoever opens the project's store next.
-        open_store(self.place.url, project=self.environment["project"]).close()
 
     def config(self, **changes: Any) -> ReplayConfig:
         return replace(ReplayConfig(samples=2, timeout_s=60.0, environment=self.environment), **changes)

@@ -72,7 +72,7 @@ def test_finish_counts_once(recorder, sink):
         thread.join()
     assert recorder.flush(5)
     assert [type(record).__name__ for record in sink.records] == ["TrajectoryInfo", "Call"]
-    assert recorder.accounts.counts.recorded == 1
+    assert recorder.counts.recorded == 1
 
 
 def test_overflow_is_counted_exactly(recorder, sink):
@@ -83,13 +83,13 @@ def test_overflow_is_counted_exactly(recorder, sink):
         exchange(recorder, 100_000).finish("complete")
     sink.gate.set()
     assert recorder.flush(10)
-    kept = recorder.accounts.counts.recorded
+    kept = recorder.counts.recorded
     assert kept == 1 + (1 << 20) // (100_000 + 1024 + 16)
-    assert recorder.accounts.dropped == 21 - kept
-    assert recorder.accounts.held_bytes == 0
+    assert recorder.dropped == 21 - kept
+    assert recorder._bytes == 0
     exchange(recorder, 900_000).finish("complete")
     assert recorder.flush(10)
-    assert recorder.accounts.counts.recorded == kept + 1
+    assert recorder.counts.recorded == kept + 1
 
 
 def test_many_threads_lose_nothing(recorder, sink):
@@ -104,7 +104,7 @@ def test_many_threads_lose_nothing(recorder, sink):
         thread.join()
     assert recorder.flush(30)
     calls = [record for record in sink.records if isinstance(record, Call)]
-    assert len(calls) + recorder.accounts.dropped == 1600
+    assert len(calls) + recorder.dropped == 1600
     assert len({call.id for call in calls}) == len(calls)
 
 
@@ -125,12 +125,12 @@ def test_poison_does_not_hold_up_the_others():
     sink = Sink()
     sink.refuse = {"bad"}
     delivery = Delivery(lambda: sink)
-    delivery.add([(score(key), 1) for key in ("a", "b", "bad", "c", "d")], 0.0)
+    delivery.add([(score(key), 1) for key in ("a", "b", "bad", "c", "d")])
     poison: list[Any] = []
     for round_ in range(6):
         poison += delivery.attempt(float(round_))[1]
     assert sorted(record.id for record in sink.records) == ["a", "b", "c", "d"]
-    assert [entry.record.id for entry in poison] == ["bad"]
+    assert [record.id for record, _ in poison] == ["bad"]
     assert not delivery.pending
 
 
@@ -138,11 +138,11 @@ def test_back_off_grows_to_thirty_seconds():
     sink = Sink()
     sink.down = True
     delivery = Delivery(lambda: sink)
-    delivery.add([(score("a"), 1)], 0.0)
+    delivery.add([(score("a"), 1)])
     waits = []
     for _ in range(10):
         delivery.attempt(100.0)
-        waits.append(delivery.due_at - 100.0)
+        waits.append(delivery.retry_at - 100.0)
     assert waits[:3] == [0.5, 1.0, 2.0]
     assert waits[-1] == 30.0
     assert delivery.pending
@@ -162,7 +162,7 @@ def test_what_was_dropped_is_said_once_with_its_causes(sink, capfd):
     sink.refuse = {"bad"}
     for key in ("a", "bad", "b"):
         recorder.put_record(score(key))
-    while recorder.accounts.dropped < 2:
+    while recorder.dropped < 2:
         recorder.flush(0.1)
     assert recorder.stop(10)
     faults.clear()
@@ -206,7 +206,7 @@ def test_finalisers_may_put_while_putting(recorder, sink):
         gc.set_threshold(*threshold)
     gc.collect()
     assert recorder.flush(10)
-    assert recorder.accounts.counts.recorded == 400
+    assert recorder.counts.recorded == 400
 
 
 def test_on_tick_runs(sink):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +49,6 @@ class Store:
         return f"sqlite:///{self.path}"
 
     def count(self, table: str = "calls") -> int:
-        """Rows of a table, with what ended processes left in their spools."""
-        from art_patch.errors import StoreError
-
-        with suppress(StoreError), self.opened():
-            pass
         if not self.path.exists():
             return 0
         connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=30)
@@ -78,6 +72,8 @@ class Store:
             return store.verify()
 
     def opened(self) -> Any:
+        from contextlib import closing
+
         return closing(open_store(self.url, create=False))
 
 

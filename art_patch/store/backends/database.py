@@ -137,11 +137,6 @@ class Database(ABC):
         if owner not in (None, self.project):
             raise WrongProject(of_another_project(self.url, str(owner), self.project))
 
-    def owner(self) -> str | None:
-        """Return the name of the project that the store belongs to; `None` if it has none yet."""
-        with self.read() as connection:
-            return connection.scalar(select(tables.projects.c.name).where(tables.projects.c.id == FIRST))
-
     def _opened(self) -> None:
         _alive.add(self)
         closes_for_forks(self)
