@@ -191,7 +191,7 @@ class ModelRuntime:
 
     @_on_store_thread
     def delete_checkpoints(self, best_metric: str) -> list[str]:
-        """Reject policies in the ledger and delete their files; see `TrainableModel.delete_checkpoints`."""
+        """Reject all former champions but the best one, and delete their files; see `delete_checkpoints`."""
         ledger = self._opened().ledger
         left = [each for each in ledger.policies() if (each.model, each.state) == (self._name, "retired") and each.path]
         best = records.best_step(self.directory, best_metric, [policy.step for policy in (*left, self._champion())])

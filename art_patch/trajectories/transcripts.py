@@ -1,4 +1,4 @@
-"""Reads a trajectory as one flat conversation, the transcript: `Trajectory` in, messages as OpenAI JSON out.
+"""Chooses the main conversation of a trajectory, the transcript: the messages and the answer of its longest call.
 
 Grouping, rewards and gate all read a run through these functions. The transcript is the prompt and the answer of the
 call with the most messages: an agent sends its whole history with each call, so this is the run from the user's

@@ -91,7 +91,7 @@ class Scheduler:
         self.lock.notify()
 
     def retire(self, policy: Policy) -> None:
-        """Frees the policy's memory once its last request is done; the caller holds `lock` and serves it no more."""
+        """Frees the policy's memory when its last request is done, without waiting for it; the caller holds `lock`."""
         self._retired.append(policy)
         self.lock.notify()
 
