@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from numbers import Real
 from typing import Any
 
 from art_patch._lib.ids import derived_id
@@ -153,6 +154,8 @@ def _one_each(rule: Rule, group: Group, what: str, unit: str) -> tuple[float | N
             f"{what} gave {len(values)} {unit} for {len(group.trajectories)} siblings; "
             "it must give one for each, in their order, None for none"
         )
+    if wrong := [value for value in values if not isinstance(value, Real | None)]:
+        raise ConfigError(f"{what} gave {wrong[0]!r}; give a number, or None for none")
     return values
 
 

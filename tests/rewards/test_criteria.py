@@ -174,6 +174,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def tone(group):\n    return [0.5 for _ in group.trajectories]\n"
         "def few(group):\n    return []\n"
         "def huge(group):\n    return [2.0 for _ in group.trajectories]\n"
+        "def text(group):\n    return ['good' for _ in group.trajectories]\n"
         "def nan(group):\n    return [float('nan') for _ in group.trajectories]\n"
         "def best(group):\n    return [len(t.scores) or None for t in group.trajectories]\n"
     )
@@ -208,7 +209,9 @@ def test_criteria_that_cannot_be_read(rules: None, text: str, words: str):
         load_criteria(text)
 
 
-@pytest.mark.parametrize(("rule", "words"), [("few", "0 values"), ("huge", "gave 2.0"), ("nan", "gave nan")])
+@pytest.mark.parametrize(
+    ("rule", "words"), [("few", "0 values"), ("huge", "gave 2.0"), ("nan", "gave nan"), ("text", "gave 'good'")]
+)
 def test_a_rule_that_gives_nonsense_stops_the_cycle(rules: None, rule: str, words: str):
     criteria = load_criteria(f"mine=1@my_rules:{rule}")
     with pytest.raises(ConfigError, match=words):
@@ -221,7 +224,7 @@ def test_a_combination_of_ones_own(rules: None):
     assert rewards_G(group, combination=mine) == (2, None)
     (kept,) = kept_scores(group, combination=mine)
     assert (kept.value, kept.comment, kept.rubric) == (2, "my_rules:best", mine.version)
-    for nonsense, words in (("few", "0 numbers"), ("nan", "gave nan")):
+    for nonsense, words in (("few", "0 numbers"), ("nan", "gave nan"), ("text", "gave 'good'")):
         with pytest.raises(ConfigError, match=words):
             rewards_G(group, combination=load_combination(f"my_rules:{nonsense}"))
     with pytest.raises(ConfigError, match="is not ruler, criteria"):
