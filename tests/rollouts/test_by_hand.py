@@ -223,7 +223,9 @@ def test_any_client_of_the_sdk_is_given_the_exact_tokens(backend: LocalBackend, 
                 await client.chat.completions.create(model="nobody", messages=[user])
             with pytest.raises(openai.BadRequestError, match="messages"):
                 await client.chat.completions.create(model=model.name, messages="hi")  # type: ignore[arg-type]
-            stream = await client.chat.completions.create(model=model.name, messages=[user], max_tokens=3, stream=True)
+            stream = await client.chat.completions.create(
+                model=model.name, messages=[user], max_tokens=3, stream=True, extra_body={"ignore_eos": True}
+            )
             assert [chunk.choices[0].finish_reason async for chunk in stream][-1] == "length"
             return runs
 
