@@ -24,6 +24,7 @@ def good_chunks(**changes: Any) -> list[bytes]:
     return chunks(LOCAL_BODY, **changes)
 
 
+LATE = "the engine did not answer in time"
 EMPTY = "the engine's answer is invalid: it is empty, without text or a tool call"
 
 
@@ -70,7 +71,7 @@ WHOLE = {
         "the engine's answer is invalid: it holds an error",
     ),
     "cut": (Answer(body=b"{" * 100, cut=True), "the engine cannot be reached"),
-    "hang": (Answer(hang=True), "the engine did not answer in time"),
+    "hang": (Answer(hang=True), LATE),
 }
 STREAM = {
     "without a word": (stream_saying(), EMPTY),
@@ -87,7 +88,7 @@ STREAM = {
     ),
     "hang after the role": (
         Answer(events=good_chunks(), gate=threading.Event()),
-        "the engine did not answer in time",
+        LATE,
     ),
     "500": (error(500), "the engine answered HTTP 500"),
     "html": (Answer(body=b"<html>\n"), "the engine's answer is invalid: the stream has no event"),
@@ -111,7 +112,7 @@ STREAM = {
         "the engine's answer is invalid: a compressed stream",
     ),
     "cut at once": (Answer(events=[], cut=True), "the engine cannot be reached"),
-    "hang": (Answer(hang=True), "the engine did not answer in time"),
+    "hang": (Answer(hang=True), LATE),
 }
 CASES = [(False, *case) for case in WHOLE.values()] + [(True, *case) for case in STREAM.values()]
 NAMES = [f"whole-{name}" for name in WHOLE] + [f"stream-{name}" for name in STREAM]
@@ -125,7 +126,8 @@ def test_upstream_answers(bench, client, make_async, asynchronous, stream, answe
             result = await client.chat.completions.create(**ASK, stream=stream)
             return [chunk async for chunk in result] if stream else result
 
-    bench.patch(timeout_s=0.3)
+    patience_s = 0.3 if reason == LATE else 30.0
+    bench.patch(timeout_s=patience_s, first_token_timeout_s=patience_s)
     bench.local.will(answer)
     if asynchronous:
         result = asyncio.run(run())
@@ -244,7 +246,7 @@ def test_dead_engine(bench, client, stream):
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monkeypatch, times):
     """The timeout is the app's doing, not the engine's: tried once more, and it does not count against the engine."""
-    stalls = [0.4] * times
+    stalls = [1.2] * times  # more than twice what it may take to connect
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
@@ -259,7 +261,7 @@ def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monk
         async with make_async() as client:
             return await client.chat.completions.create(**ASK)
 
-    runtime = bench.patch(connect_timeout_s=0.1)
+    runtime = bench.patch(connect_timeout_s=0.5)
     asyncio.run(run())
     assert not stalls
     call = bench.sink.call

@@ -339,9 +339,9 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(
     judge_server: Serve, groups_of: GroupsOf, half_for_all: Any
 ) -> None:
     def late_at_first(asked: Any) -> Any:  # and right, so that whoever waits asks once
-        return replace(half_for_all(asked), delay_s=1.0 if asked.number == 0 else 0.0)
+        return replace(half_for_all(asked), delay_s=4.0 if asked.number == 0 else 0.0)
 
-    report = judge(judge_server(late_at_first), timeout_s=0.3).score_groups(groups_of(1))
+    report = judge(judge_server(late_at_first), timeout_s=1.5).score_groups(groups_of(1))
     assert (len(report.scores), report.calls) == (3, 2)
 
 

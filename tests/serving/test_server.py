@@ -204,6 +204,7 @@ def test_neutral_values_and_names_of_the_caller_are_accepted(running: Running) -
         "response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "presence_penalty": 0.0,
         "top_logprobs": 0, "store": False, "user": "u", "metadata": {"a": "b"}, "tools": None, "tool_choice": "auto",
         "seed": None, "service_tier": "auto", "max_completion_tokens": 3, "max_tokens": 99,
+        "ignore_eos": True,
     }  # fmt: skip
     parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "it?"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
@@ -399,7 +400,7 @@ def test_the_client_says_what_is_wrong(running: Running) -> None:
         with pytest.raises(EngineError, match="no engine answered at"):
             nobody.wait_ready(0.0)
     running.client.wait_ready(5)
-    answer = running.client.chat(model="agent@0", messages=HELLO, max_tokens=2, return_token_ids=True)
+    answer = running.client.chat(model="agent@0", messages=HELLO, max_tokens=2, return_token_ids=True, ignore_eos=True)
     assert len(answer["choices"][0]["token_ids"]) == 2
     with pytest.raises(ValueError, match="does not stream"):
         running.client.chat(model="agent@0", messages=HELLO, stream=True)

@@ -73,7 +73,9 @@ def records(drawn, prefix: str):
     return made
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(first=conversations, second=conversations, erased=st.sets(st.sampled_from(USERS)))
 def test_whoever_is_erased_the_others_read_back_whole_and_no_orphan_is_left(
     store: Store, execute: Execute, first, second, erased: set[str]

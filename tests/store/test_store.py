@@ -126,7 +126,9 @@ json_values = st.recursive(
 _numbers = itertools.count()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), json_values), max_size=5))
 def test_any_json_messages_survive(store: Store, messages: list[dict[str, object]]):
     key = f"t{next(_numbers)}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
+
+import pytest
 
 from art_patch.patching import control, flush, status
 from art_patch.patching.runtime import Runtime
@@ -52,9 +55,26 @@ class Bench:
     def patch(self, **changes: Any) -> Runtime:
         """Patch the SDK; the route is read anew at each poll."""
         # A busy machine may need longer than a quarter of a second to accept a connection.
-        given = {"flush_interval_s": 0.005, "timeout_s": 5.0, "poll_interval_s": 0.05, "connect_timeout_s": 2.0}
+        given = {
+            "flush_interval_s": 0.005,
+            "timeout_s": 5.0,
+            "first_token_timeout_s": 5.0,
+            "poll_interval_s": 0.05,
+            "connect_timeout_s": 2.0,
+        }
         settings = Settings(**given | changes)
         return control.start(settings, open_sink=lambda: self.sink, read_route=lambda url: self.route)
+
+
+async def cancelled_when_seen(server: StubServer, call: Coroutine[Any, Any, Any]) -> None:
+    """Cancel the call as soon as the server has its request."""
+    task = asyncio.create_task(call)
+    async with asyncio.timeout(60):
+        while not server.seen:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def shadowed(bench: Any, expected: int) -> None:

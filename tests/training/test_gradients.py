@@ -228,7 +228,7 @@ def test_turns_apart_have_the_gradient_of_the_conversation(bench: Bench, base: P
     require_equal(*found, but=("row_tokens",))
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.permutations(range(4)), st.integers(1, 200), st.data())
 def test_any_cut_of_any_order_gives_one_gradient(
     bench: Bench, base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, order: list[int], tokens: int, data: Any
