@@ -12,8 +12,9 @@ Without an API key the engine listens on loopback only. Every error response is 
     `prompt_token_ids` (top level; in a stream on each choice's first chunk) and `choices[i].token_ids`. The ids include
     a sampled stop token, so with n = 1: `len(token_ids) == usage.completion_tokens == len(logprobs.content)`. A token's
     log-probability is taken at the request's temperature before any top_p cut, `log_softmax(logits / T)`; at
-    temperature 0 it is `log_softmax(logits)`. If the request leaves out temperature or top_p, it is 1, even if the
-    checkpoint's generation config says otherwise. `model` in the answer is the policy that answered. Waiting requests
+    temperature 0 it is `log_softmax(logits)`. Under `response_format` and a forced `tool_choice` it is taken among the
+    tokens that the schema allows. If the request leaves out temperature or top_p, it is 1, even if the checkpoint's
+    generation config says otherwise. `model` in the answer is the policy that answered. Waiting requests
     are ordered by `priority`, smaller first, default 0. Requests of the job have a larger number, so the app's calls
     are answered before them. The engine refuses a parameter that it cannot honour exactly with 400, an unknown policy
     with 404, and a request beyond a full queue with 503. A patched app then sends that call to its provider.

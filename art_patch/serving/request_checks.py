@@ -54,7 +54,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("store", "use_beam_search", "echo", "continue_final_message"), (False,)),
     **dict.fromkeys(("include_reasoning", "skip_special_tokens", "add_generation_prompt"), (True,)),
     **dict.fromkeys(("functions", "stop_token_ids"), ([],)),
-    "response_format": ({"type": "text"},),
     "logit_bias": ({},),
     "repetition_penalty": (1,),
     "top_k": (0, -1),

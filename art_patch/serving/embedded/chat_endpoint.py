@@ -21,6 +21,7 @@ from art_patch._lib.asgi import Caller
 from art_patch.serving.contract import unknown_model
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
+from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
 from art_patch.serving.request_checks import ApiError, ChatRoute, error_body, parse_object
 
@@ -35,13 +36,15 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
     def __init__(
         self,
         prompts: PromptEncoder,
+        grammars: Grammars,
         max_model_len: int,
         max_rows: int,
         policies: Callable[[], list[str]],
         submit: Callable[[str, Generation], None],
     ) -> None:
         """Takes the parts of `EmbeddedEngine` that it needs; the engine itself imports this module."""
-        self._prompts, self._max_model_len, self._max_rows = prompts, max_model_len, max_rows
+        self._prompts, self._grammars = prompts, grammars
+        self._max_model_len, self._max_rows = max_model_len, max_rows
         self._policies, self._submit = policies, submit
 
     def understand(self, body: bytes) -> tuple[ChatRequest, list[int]]:
@@ -57,7 +60,8 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
     async def answer(self, caller: Caller, request: tuple[ChatRequest, list[int]]) -> None:
         """Generates an answer and sends it; frees its rows if the caller disconnects."""
         asked, prompt_ids = request
-        generation = self._start(asked, prompt_ids)
+        grammar = None if asked.grammar is None else await self._grammars.compile(asked.grammar)
+        generation = self._start(asked, prompt_ids, grammar)
         response = ChatResponse(asked, prompt_ids, self._prompts)
         try:
             if asked.stream:
@@ -65,11 +69,11 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
             else:
                 await _send_json(caller, 200, response.whole([piece async for piece in generation]))
         except GenerationFailed as error:
-            await _send_json(caller, 500, error_body(500, str(error), code="engine_error"))
+            await _send_json(caller, error.status, error_body(error.status, str(error), code="engine_error"))
         finally:
             generation.cancel()  # frees the rows if this ended early, else does nothing
 
-    def _start(self, request: ChatRequest, prompt_ids: list[int]) -> Generation:
+    def _start(self, request: ChatRequest, prompt_ids: list[int], grammar: Any) -> Generation:
         room = self._max_model_len - len(prompt_ids)
         if not prompt_ids:
             raise ApiError(400, "the prompt is empty", param="messages")
@@ -83,7 +87,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         if request.params.n > self._max_rows:
             raise ApiError(400, f"n is limited to {self._max_rows} here", param="n")
         # Without a limit of the caller's the answer may fill the rest of the context, as at OpenAI.
-        params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room)
+        params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room, grammar=grammar)
         generation = Generation(prompt_ids, params, stream=request.stream)
         self._submit(request.model, generation)
         return generation

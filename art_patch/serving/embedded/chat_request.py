@@ -1,7 +1,8 @@
 """Checks an OpenAI chat-completion body: returns it as a `ChatRequest`, or raises the error to answer with.
 
 A parameter that this engine cannot honour exactly is refused with a 400 that names it. The one exception is `strict` in
-a tool's definition: it is ignored, as vLLM does, so the arguments of a tool call may not follow the schema.
+a tool's definition: it is ignored, as vLLM does. The arguments of a tool call surely follow the schema only where a
+`response_format` or `tool_choice` constrains the answer.
 """
 
 import math
@@ -11,13 +12,14 @@ from typing import Any, TypeGuard
 
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.generation import SamplingParams
+from art_patch.serving.embedded.grammar import answer_grammar, forced_tool
 from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNDERSTOOD = frozenset({
     "model", "messages", "tools", "tool_choice", "n", "temperature", "top_p", "max_tokens", "max_completion_tokens",
     "stop", "seed", "logprobs", "stream", "stream_options", "return_token_ids", "parallel_tool_calls", "ignore_eos",
-    "chat_template_kwargs", "priority",
+    "chat_template_kwargs", "priority", "response_format",
 })  # fmt: skip
 _MAX_STOPS = 16
 
@@ -36,6 +38,7 @@ class ChatRequest:
     logprobs: bool
     return_token_ids: bool  # whether the answer has the ids of the prompt and of the sampled tokens
     template_kwargs: dict[str, Any]  # extra variables for the chat template
+    grammar: str | None  # what `response_format` and `tool_choice` demand of the answer
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -61,6 +64,9 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         parse_tools=bool(tools),
         priority=_integer(fields, "priority", 0, -(1 << 31), 1 << 31),
     )
+    grammar = answer_grammar(fields, tools, one_call=params.one_call)
+    if grammar is not None and params.ignore_eos:
+        raise unsupported("ignore_eos is not supported beside response_format or a forced tool", "ignore_eos")
     return ChatRequest(
         model=model,
         messages=_messages(fields.get("messages")),
@@ -72,6 +78,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         logprobs=_flag(fields, "logprobs"),
         return_token_ids=_flag(fields, "return_token_ids"),
         template_kwargs=_template_kwargs(fields.get("chat_template_kwargs", {})),
+        grammar=grammar,
     )
 
 
@@ -84,11 +91,7 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    choice = fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        # 'required' and a named function need constrained decoding, which this engine does not have.
-        message = f"tool_choice = {short(choice)} is not supported by this engine; use 'auto' or 'none'"
-        raise unsupported(message, "tool_choice")
+    forced_tool(fields)  # refuses an unknown `tool_choice`
     tools = fields.get("tools", [])
     if not _is_list(tools):
         raise ApiError(400, "tools must be a list", param="tools")
@@ -100,7 +103,7 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise unsupported(f"{param}: type {short(kind)} is not supported by this engine; only 'function' is", param)
         if not isinstance(as_object(tool.get("function")).get("name"), str):
             raise ApiError(400, f"{param} needs a function with a name", param=param)
-    return tools if choice == "auto" else []
+    return tools if fields.get("tool_choice") != "none" else []
 
 
 def _messages(messages: object) -> list[dict[str, Any]]:

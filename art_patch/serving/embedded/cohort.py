@@ -4,13 +4,13 @@ A row is one choice of a request. The scheduler's thread owns the cohort. That t
 before `prefill` and `advance`, because the cohort does not do it.
 
 Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to select, H attention heads, V vocabulary, W
-cached positions (columns, padding included), T positions of one forward pass, D size of a head.
+cached positions (columns, padding included), K bytes of a mask, T positions of one forward pass, D size of a head.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,10 +34,20 @@ class Sampler:
         # A row with a seed draws from a generator of its own, so its tokens do not depend on its neighbours.
         self._seeded = [(i, noise) for i, noise in enumerate(noises) if noise is not None and not greedy[i]]
 
-    def sample(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Draws one token for each row; returns B token ids and their B log-probabilities, before any top_p cut."""
+    def sample(
+        self, logits_BV: torch.Tensor, masks: Mapping[int, bytes] | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Draws one token for each row; returns B token ids and their B log-probabilities, before any top_p cut.
+
+        Args:
+            logits_BV: each row's logits; they stay unchanged.
+            masks: of rows that follow a grammar, one bit for each token that may come, the lowest bit first. The row's
+                log-probability is that among these tokens, and NaN where there is none.
+        """
         # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()
+        if masks:
+            logits_BV = _masked(logits_BV, masks)
         if self._temperature_B1 is not None:
             logits_BV = logits_BV / self._temperature_B1
         logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
@@ -61,6 +71,16 @@ class Sampler:
         for row, noise in self._seeded:
             noise_BV[row].exponential_(generator=noise)
         return (probs_BV / noise_BV.clamp_min_(torch.finfo(noise_BV.dtype).tiny)).argmax(dim=-1)
+
+
+def _masked(logits_BV: torch.Tensor, masks: Mapping[int, bytes]) -> torch.Tensor:
+    device, size = logits_BV.device, logits_BV.shape[1]
+    bytes_RK = torch.frombuffer(bytearray(b"".join(masks.values())), dtype=torch.uint8).view(len(masks), -1).to(device)
+    bits_RV = ((bytes_RK.unsqueeze(2) >> torch.arange(8, device=device)) & 1).flatten(1)[:, :size]
+    allowed_BV = torch.ones_like(logits_BV, dtype=torch.bool)
+    # A model may have more logits than its tokenizer has tokens: these are never allowed.
+    allowed_BV[[*masks]] = functional.pad(bits_RV, (0, size - bits_RV.shape[1])).bool()
+    return logits_BV.masked_fill(~allowed_BV, float("-inf"))
 
 
 def _nucleus(probs_CV: torch.Tensor, top_p_C1: torch.Tensor) -> torch.Tensor:

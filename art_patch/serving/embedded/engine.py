@@ -20,6 +20,7 @@ from art_patch.errors import ConfigError, ModelNotFound
 from art_patch.serving.contract import Overloaded, check_new, check_unload, unknown_model
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
 from art_patch.serving.embedded.generation import Generation
+from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.embedded.lora_bank import make_bank
 from art_patch.serving.embedded.scheduler import EngineLimits, Policy, Scheduler
 from art_patch.serving.embedded.text import PromptEncoder
@@ -53,7 +54,10 @@ class EmbeddedEngine:
         self.prompts = PromptEncoder(tokenizer)
         self._scheduler = Scheduler(model, self._bank, self.prompts, _stop_ids(model, tokenizer), limits)
         self._lock = self._scheduler.lock
-        self.chat = ChatEndpoint(self.prompts, self.max_model_len, limits.max_rows, self.policies, self.submit)
+        self._grammars = Grammars(tokenizer)
+        self.chat = ChatEndpoint(
+            self.prompts, self._grammars, self.max_model_len, limits.max_rows, self.policies, self.submit
+        )
 
     @classmethod
     def from_pretrained(
@@ -145,6 +149,7 @@ class EmbeddedEngine:
     def close(self) -> None:
         """Stops the scheduler's thread; unfinished requests fail. A second call does nothing."""
         self._scheduler.close()
+        self._grammars.close()
 
     def _add(self, adapter: policies.ValidatedAdapter) -> None:
         name = self._bank.add(adapter)

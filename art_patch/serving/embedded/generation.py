@@ -18,7 +18,11 @@ EngineReason = Literal["stop", "length"]
 
 
 class GenerationFailed(Exception):
-    """The engine could not finish a request; the message is safe to show to the caller."""
+    """The engine could not finish a request; the message is safe to show to the caller, with the HTTP `status`."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class SamplingParams:
     one_call: bool = False  # end after the first well-formed tool call
     parse_tools: bool = False  # whether text is scanned for tool calls
     priority: int = 0  # smaller is admitted first
+    grammar: Any = None  # the compiled grammar that the answer follows, for each choice to copy
 
     @property
     def greedy(self) -> bool:
@@ -53,9 +58,12 @@ class Piece:
 
     index: int
     token_ids: list[int]  # the new ids in order, the stop token included
-    logprobs: list[float]  # natural log-probability of each at the request's temperature, before any top_p cut
+    # Natural log-probability of each at the request's temperature, among the tokens that the grammar allows, and before
+    # any top_p cut.
+    logprobs: list[float]
     reason: EngineReason | None = None  # set on the last piece of the choice
     error: str | None = None  # set if the whole request failed; then nothing follows
+    status: int = 500  # HTTP status of that error
 
 
 class Generation:
@@ -88,7 +96,7 @@ class Generation:
             await self._waiter
         piece = self._pieces.popleft()
         if piece.error is not None:
-            raise GenerationFailed(piece.error)
+            raise GenerationFailed(piece.error, piece.status)
         if piece.reason is not None:
             self._unfinished -= 1  # ends when every choice has had its last piece
         return piece
@@ -113,10 +121,17 @@ class Row:
     max_tokens: int
     stop_ids: frozenset[int]
     noise: Any = None  # torch.Generator of a seeded row
+    grammar: Any = None  # which tokens may come next, where the answer is constrained
     watch: OutputText | None = None  # reads the text along, where a stop string or a tool call can end the choice
     done: bool = False  # ended, but still in its batch until dropping it pays
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+
+    def mask(self) -> bytes:
+        """Returns which tokens the grammar allows next, one bit each; none if it cannot be followed any further."""
+        allowed = self.grammar.compute_bitmask()
+        # After an error the library allows the end of the text, wherever that is.
+        return bytes(len(allowed)) if self.grammar.is_error() else allowed
 
     def take(self, token_id: int, logprob: float) -> EngineReason | None:
         """Appends a sampled token; returns the finish reason if the choice ends with it, else `None`."""
@@ -124,6 +139,8 @@ class Row:
         self.logprobs.append(logprob)
         if token_id in self.stop_ids:
             return "stop"
+        if self.grammar is not None:
+            self.grammar.consume_token(token_id)
         if self.watch is not None:
             # Read along on this thread, so that sampling ends where the text does and not a round trip later.
             self.watch.push((token_id,))

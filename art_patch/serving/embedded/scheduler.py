@@ -211,6 +211,8 @@ class Scheduler:
             row = Row(generation, index, params.max_tokens, frozenset() if params.ignore_eos else self._stop_ids)
             if params.seed is not None:
                 row.noise = torch.Generator(self._model.device).manual_seed(params.seed + index)
+            if params.grammar is not None:
+                row.grammar = params.grammar.deep_copy()
             if params.stops or params.one_call:
                 row.watch = params.reader(self._prompts.decode)
             rows.append(row)
@@ -219,7 +221,10 @@ class Scheduler:
     def _step(self, cohort: Cohort) -> None:
         """Samples a token for every row, delivers the pieces, drops rows that ended and computes the next logits."""
         try:
-            token_ids, logprobs = cohort.sampler.sample(cohort.logits_BV)
+            masks = {
+                index: row.mask() for index, row in enumerate(cohort.rows) if row.grammar is not None and not row.done
+            }
+            token_ids, logprobs = cohort.sampler.sample(cohort.logits_BV, masks)
             deliveries: list[Delivery] = []
             alive: list[int] = []
             for index, row in enumerate(cohort.rows):
@@ -230,7 +235,11 @@ class Scheduler:
                     continue
                 if (logprob := logprobs[index]) != logprob:  # NaN, the only number that differs from itself
                     error = f"{cohort.policy.name} computed NaN for this prompt; unload it and look at its training"
-                    deliveries.append((generation, Piece(row.index, [], [], error=error)))
+                    stuck = index in masks and not any(masks[index])
+                    if stuck:
+                        error = "the answer's schema is too complex to be followed further"
+                    piece = Piece(row.index, [], [], error=error, status=422 if stuck else 500)
+                    deliveries.append((generation, piece))
                     generation.failed = True  # its other choices are of no use either
                     self._end(cohort, row)
                     continue
