@@ -47,9 +47,10 @@ class Status(NamedTuple):
         base_url: address of the engine that serves the champion and the policy under test.
         dropped: number of records that were lost, because the queue was full or the store refused them.
         fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
+        engine_full: number of those fallbacks that went upstream because the engine had no room for them.
         shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
         shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
-            were waiting, the engine was failing, or the policy was not to be asked any more.
+            were waiting, the engine was failing or full, or the policy was not to be asked any more.
         instrumented: the patched SDK with its version, and the integrations in use.
         bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
             libraries that art_patch does not know are not counted.
@@ -67,6 +68,7 @@ class Status(NamedTuple):
     dropped: int = 0
     served_by_policy: int = 0
     fallbacks: int = 0
+    engine_full: int = 0
     shadowed: int = 0
     shadow_skipped: int = 0
     shadow_failed: int = 0

@@ -33,6 +33,9 @@ HEALTH_CHECK_EVERY_S = 2.0
 # A store of another project is looked at this often: on a server, each look is a connection.
 FOREIGN_EVERY_S = 30.0
 
+# Calls that wait for the engine at once, before answers have shown that it has room for more.
+FIRST_ROOM = 100
+
 # A report that has changed is written after 10 s at the earliest, one that has not after 60 s.
 REPORT_EVERY_S = 10.0
 REPORT_AT_LEAST_EVERY_S = 60.0
@@ -122,8 +125,11 @@ class Runtime:
         self.breaker, self.challenger_breaker = Breaker(), Breaker()
         # `id` of a call -> when its attempt began (monotonic clock), while the call waits for the engine.
         self._waiting: dict[int, float] = {}
+        # How many calls the engine may get at once from this process, and until when (monotonic clock) it gets none.
+        self._room, self._full_until = FIRST_ROOM, float("-inf")
         self._felt_at = float("-inf")
         self._was_dead = False
+        self.in_doubt = False  # whether a call ended in a way that does not tell if the engine is there
 
     def poll(self) -> None:
         """Compute the target from the route in the store; without a readable route the target stays as it is."""
@@ -173,10 +179,10 @@ class Runtime:
         """Open the breaker if callers wait for an engine that does not answer its health check."""
         # `list` copies in one step, while callers add and remove entries.
         since = min(list(self._waiting.values()), default=now)
-        in_doubt = not self.breaker.closed or now - since > self.settings.first_token_timeout_s
+        in_doubt = self.in_doubt or not self.breaker.closed or now - since > self.settings.first_token_timeout_s
         if not in_doubt or self.target.base_url is None or now - self._felt_at < HEALTH_CHECK_EVERY_S:
             return
-        self._felt_at = now
+        self._felt_at, self.in_doubt = now, False
         alive = is_alive(self.target.base_url)
         now = time.monotonic()  # the health check took up to a second
         with self._lock:
@@ -193,6 +199,15 @@ class Runtime:
             self._refreshed_at = now
             self.poll()
         return self.target
+
+    def has_room(self) -> bool:
+        """Return whether the engine may have room for one more call of this process."""
+        # A call that the engine refuses costs both processes work, so a crowd of callers does not ask one by one.
+        return len(self._waiting) < self._room and time.monotonic() >= self._full_until
+
+    def engine_full(self, pause_s: float) -> None:
+        """Note that the engine had no room for a call besides those that wait, and may have in `pause_s` seconds."""
+        self._room, self._full_until = max(1, len(self._waiting)), time.monotonic() + pause_s
 
     def allows(self, *, challenger: bool = False) -> bool:
         """Return whether the circuit breakers let a call go to the engine."""
@@ -212,6 +227,8 @@ class Runtime:
 
     def engine_answered(self, *, challenger: bool = False) -> None:
         """Tell the circuit breakers that the engine answered a call."""
+        if 2 * len(self._waiting) >= self._room and time.monotonic() >= self._full_until:
+            self._room += 1  # only if calls need it, so that the next crowd is not much larger than the last one
         for breaker in self._not_closed(challenger):
             with self._lock:
                 breaker.succeeded()
@@ -240,7 +257,7 @@ class Runtime:
         """Return the fields of `Status` that come from the target, the recorder and the background calls."""
         recorder, target, shadow = self.recorder, self.target, self.shadow
         of_target = ("mode", "champion", "challenger", "challenger_state", "base_url")
-        of_counts = ("recorded", "served_by_policy", "fallbacks")
+        of_counts = ("recorded", "served_by_policy", "fallbacks", "engine_full")
         return {
             **{name: getattr(target, name) for name in of_target},
             **{name: getattr(recorder.counts, name) for name in of_counts},

@@ -7,7 +7,7 @@
   `empty` counts answers that are cut off or one token long.
 - **Session by session**: feedback, and rewards that the app or its user gave, are compared session by session, because
   each session is assigned to one policy as a whole and its calls are alike. A session with calls of both policies is
-  left out.
+  left out, and one with a call that the engine had no room for. That call itself counts for no policy.
 - **Within groups**: the judge's scores, and rewards that the project's rule combined of scores, are compared within one
   group, because a rank has no meaning outside of it. A group with runs of both policies is one block; a group with runs
   of one policy is left out. A session counts in one block only: users differ, so the session's second group would count
@@ -128,7 +128,8 @@ def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: L
     if state == "shadow":
         return Evidence(*_arms(*sides), _pairs(*sides))
     found: dict[str, list[Block]] = defaultdict(list)
-    began_before: set[str] = set()
+    # In these sessions upstream answered a part, because the engine was full: not what a policy is compared by.
+    began_before = {call.session for call in traffic.calls if not call.policy}
     for stretch in _by_share(calls, traffic.share_changes):
         runs = _runs((call for call in stretch if call.session not in began_before), traffic.scores)
         its = {"reward": _rewards(runs, challenger), "feedback": _feedback(runs, challenger)}

@@ -53,6 +53,7 @@ class Counts:
     recorded: int = 0
     served_by_policy: int = 0
     fallbacks: int = 0
+    engine_full: int = 0
 
 
 _Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
@@ -341,7 +342,7 @@ class Recorder:
         sized.append((records[-1], size))
 
     def _deliver(self) -> None:
-        from art_patch.types import Call  # the converter has made the class by now; `patch()` must not
+        from art_patch.types import ENGINE_FULL, Call  # the converter has made the class by now; `patch()` must not
 
         written, poison = self._delivery.attempt(time.monotonic())
         for record, _ in written:
@@ -349,6 +350,7 @@ class Recorder:
                 self.counts.recorded += 1
                 self.counts.served_by_policy += record.policy is not UPSTREAM
                 self.counts.fallbacks += record.fallback is not None
+                self.counts.engine_full += (record.fallback or "").endswith(ENGINE_FULL)
         self._release(written)
         self._release(poison, dropped=delivery.REFUSED)
         if not self._delivery.pending:

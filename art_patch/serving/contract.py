@@ -17,7 +17,10 @@ Without an API key the engine listens on loopback only. Every error response is 
     generation config says otherwise. `model` in the answer is the policy that answered. Waiting requests
     are ordered by `priority`, smaller first, default 0. Requests of the job have a larger number, so the app's calls
     are answered before them. The engine refuses a parameter that it cannot honour exactly with 400, an unknown policy
-    with 404, and a request beyond a full queue with 503. A patched app then sends that call to its provider.
+    with 404, and a request that it has no room for with 429 and `Retry-After`. A patched app then sends that call to
+    its provider.
+    A request waits for its turn unless very many requests wait already. If it has the header `x-art-patch-wait:
+    SECONDS`, it is also refused at once if it is expected to wait longer. Patched apps send this header.
 `POST /exact/v1/chat/completions`
     The same route for scripts that train by hand, with the exact tokens in each choice; see `ExactRoute` in
     `art_patch.serving.server`. `GET /exact/v1/models` is `GET /v1/models` under that prefix.
@@ -48,6 +51,31 @@ class UnknownPolicy(EngineError):
 
 class Overloaded(EngineError):
     """The engine cannot take a request now: its queue is full, or it is starting or closing."""
+
+
+class EngineFull(Overloaded):
+    """The engine has no room for a request now; `retry_s` is when to ask again, in seconds."""
+
+    def __init__(self, why: str, retry_s: float) -> None:
+        super().__init__(f"the engine is full: {why}; try again later")
+        self.retry_s = retry_s
+
+
+def admit(*, waiting: int, most: int, expected_s: float, accepted_s: float | None) -> None:
+    """Raises `EngineFull` for a request if `most` requests wait, or if it would wait longer than it accepts.
+
+    Args:
+        expected_s: seconds that the request is expected to wait for its turn; infinite if that is not known.
+        accepted_s: seconds that the caller accepts; `None` for any.
+    """
+    if waiting >= most:
+        why = f"{waiting} requests wait already"
+    elif accepted_s is not None and expected_s > accepted_s:
+        why = f"it would take more than {accepted_s:g} s until the turn of this request"
+    else:
+        return
+    # When half of the queue is answered: later the engine might run out of work, earlier it would only refuse again.
+    raise EngineFull(why, max(0.05, min(expected_s, 1.0 if accepted_s is None else accepted_s) / 2))
 
 
 def unknown_model(name: str, served: Sequence[str]) -> UnknownPolicy:

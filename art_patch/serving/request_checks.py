@@ -17,8 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from art_patch._lib.asgi import Caller, Gone
 from art_patch._lib.http_server import is_loopback
 from art_patch.serving.contract import MAX_BODY_BYTES
+from art_patch.types import WAIT_HEADER
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"} | dict.fromkeys(
+    (429, 503), "overloaded_error"
+)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 _LARGE_BODY_BYTES = 64 << 10  # reading more than this on the event loop would hold up all streams
 
@@ -96,6 +99,15 @@ async def read_body(caller: Caller) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
     return bytes(body)
+
+
+def accepted_wait_s(caller: Caller) -> float | None:
+    """Returns the seconds that a request accepts to wait for its turn (`WAIT_HEADER`); `None` for any."""
+    given = next((value for name, value in caller.headers if name == WAIT_HEADER.encode()), None)
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        raise ApiError(400, f"the header {WAIT_HEADER} is not a number of seconds") from None
 
 
 class ChatRoute(Generic[T]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_patch._lib import asgi, http_server, key_files
 from art_patch.errors import AdapterRejected
-from art_patch.serving.contract import EXACT_PREFIX, Overloaded, UnknownPolicy
+from art_patch.serving.contract import EXACT_PREFIX, EngineFull, Overloaded, UnknownPolicy
 from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
 from art_patch.trajectories import hang
 
@@ -204,7 +205,11 @@ def _check_path(engine: Served, body: dict[str, Any]) -> None:
 
 async def _respond(request: Request, error: Exception) -> Response:
     refusal = _refusal(request, error)
-    return JSONResponse(refusal.body(), status_code=refusal.status)
+    headers: dict[str, str] = {}
+    if isinstance(error, EngineFull):
+        # The header of HTTP knows whole seconds only; the OpenAI SDK prefers the other one.
+        headers = {"retry-after": str(math.ceil(error.retry_s)), "retry-after-ms": str(round(error.retry_s * 1000))}
+    return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
 
 
 def _refusal(request: Request, error: Exception) -> ApiError:
@@ -220,6 +225,8 @@ def _refusal(request: Request, error: Exception) -> ApiError:
         case UnknownPolicy():
             param = "model" if request.url.path.endswith(_CHAT) else "lora_name"
             return ApiError(404, str(error), param=param, code="model_not_found")
+        case EngineFull():
+            return ApiError(429, str(error), code="engine_full")
         case Overloaded():
             return ApiError(503, str(error), code="overloaded")
         case _:

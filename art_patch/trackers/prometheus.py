@@ -11,6 +11,7 @@ _RECORDED = {
     "calls": "Calls that apps made, copies not counted.",
     "calls_by_policy": "Calls that one of our policies answered.",
     "calls_fell_back": "Calls that were meant for a policy and went upstream.",
+    "calls_engine_full": "Those of them that the engine had no room for.",
     "calls_not_ok": "Calls that failed, were cancelled or abandoned.",
     "calls_trainable": "Calls that can be trained on.",
     "calls_shadow": "Runs with a call that was asked in the background.",
@@ -30,6 +31,7 @@ _APP = {
     "recorded": "Calls that the process recorded.",
     "dropped": "Runs and calls that the process could not record.",
     "fallbacks": "Calls of the process that went upstream although they were meant for a policy.",
+    "engine_full": "Those fallbacks of the process that the engine had no room for.",
     "shadowed": "Calls of the process that were asked in the background, too.",
 }
 
@@ -98,7 +100,8 @@ def _policies(facts: JSON, mine: Mapping[str, str]) -> Iterable[str]:
 def _apps(apps: Iterable[Mapping[str, Any]], mine: Mapping[str, str]) -> Iterable[str]:
     told = [({**mine, "process": str(app["id"])}, app) for app in apps]
     for name, help in _APP.items():
-        yield from _metric(f"art_patch_app_{name}_total", help, [(mine, app[name]) for mine, app in told], "counter")
+        counts = [(mine, app.get(name, 0)) for mine, app in told]
+        yield from _metric(f"art_patch_app_{name}_total", help, counts, "counter")
     bypassed = [
         ({**mine, "bypass": name}, count) for mine, app in told for name, count in sorted(app["bypasses"].items())
     ]

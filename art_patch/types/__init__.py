@@ -18,9 +18,11 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.types.app_records import (
         COPIES,
+        ENGINE_FULL,
         JSON,
         REPLAY,
         UPSTREAM,
+        WAIT_HEADER,
         Api,
         CallStatus,
         Correction,
@@ -42,8 +44,8 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "app_records": "Api COPIES CallStatus Correction JSON Mode Origin PolicyState REPLAY Route Score SpanInfo "
-            "SpanKind TrajectoryInfo UPSTREAM",
+            "app_records": "Api COPIES CallStatus Correction ENGINE_FULL JSON Mode Origin PolicyState REPLAY Route "
+            "Score SpanInfo SpanKind TrajectoryInfo UPSTREAM WAIT_HEADER",
             "calls": "AppReport Call Choice Record",
             "jobs": "CHALLENGERS Group Judgement MOVES Policy TrainedRow Trajectory check_move",
             "traffic": "ArmCall ArmTraffic RunValue Served Usage",

@@ -29,6 +29,12 @@ PolicyState = Literal["candidate", "shadow", "canary", "champion", "retired", "r
 UPSTREAM = None
 """`Call.policy` of an answer that came from the provider the app was written for."""
 
+ENGINE_FULL = "the engine is full"
+"""`Call.fallback` of a call that the engine had no room for. It tells nothing about the policy that was to answer."""
+
+WAIT_HEADER = "x-art-patch-wait"
+"""Header of a request to the engine: how many seconds it may have to wait for its turn, else it is refused at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInfo:

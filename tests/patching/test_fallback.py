@@ -51,7 +51,7 @@ WHOLE = {
     "500": (error(500), "the engine answered HTTP 500"),
     "503": (error(503), "the engine answered HTTP 503"),
     "404": (error(404), "the engine answered HTTP 404"),
-    "429": (error(429), "the engine answered HTTP 429"),
+    "429": (error(429), "the engine is full"),
     "401": (error(401), "the engine answered HTTP 401"),
     "400": (error(400), "the engine answered HTTP 400"),
     "redirect": (Answer(302, headers={"location": "http://127.0.0.1:1/"}), "the engine answered HTTP 302"),
@@ -245,8 +245,11 @@ def test_dead_engine(bench, client, stream):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monkeypatch, times):
-    """The timeout is the app's doing, not the engine's: tried once more, and it does not count against the engine."""
-    stalls = [1.2] * times  # more than twice what it may take to connect
+    """The timeout is the app's doing, not the engine's: tried once more with patience, and no failure of the engine.
+
+    Whether the engine is there nevertheless, the recorder's thread finds out.
+    """
+    stalls = [2.4, 1.2][2 - times :]  # the last first; each more than it may take to connect
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
@@ -261,7 +264,8 @@ def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monk
         async with make_async() as client:
             return await client.chat.completions.create(**ASK)
 
-    runtime = bench.patch(connect_timeout_s=0.5)
+    monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 3600)
+    runtime = bench.patch(connect_timeout_s=0.5, first_token_timeout_s=1.0)
     asyncio.run(run())
     assert not stalls
     call = bench.sink.call
@@ -269,6 +273,21 @@ def test_an_event_loop_that_stood_still_while_connecting(bench, make_async, monk
     assert (call.policy, call.fallback) == expected
     assert len(bench.local.seen) == (times == 1)
     assert runtime.breaker.closed
+    assert runtime.in_doubt
+
+
+def test_an_engine_in_doubt_that_is_gone_is_left_alone(bench, client, monkeypatch):
+    monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.02)
+    bench.route = Route(champion=CHAMPION, base_url="http://127.0.0.1:9/v1")
+    runtime = bench.patch()
+    client.chat.completions.create(**ASK)  # starts the recorder's thread
+    assert runtime.breaker.closed
+    runtime.in_doubt = True
+    deadline = time.monotonic() + 20
+    while runtime.breaker.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not runtime.in_doubt
 
 
 def test_breaker_opens_and_calls_go_straight_upstream(bench, client):

@@ -66,6 +66,18 @@ def test_rewards_are_of_sessions_and_a_session_of_both_is_left_out():
     assert evidence(calls, scores).blocks["reward"] == [Block(4.0, (0.75,), (0.5,))]
 
 
+def test_calls_that_the_engine_had_no_room_for_count_for_nobody_and_their_sessions_are_no_evidence():
+    calls = [
+        call("a", OLD), call("b", NEW), call("c", "", 2, session="s-c", fell_back=True),
+        call("d", NEW, trajectory_id="t-d", session="full"),
+        call("e", "", trajectory_id="t-e", session="full", fell_back=True),
+    ]  # fmt: skip
+    found = evidence(calls, (score("a", 1.0), score("b", 0.5), score("c", 1.0), score("d", 0.0)))
+    assert (found.challenger, found.champion) == (Arm(2, 2, 0, latest=2), Arm(1, 1, 0, latest=1))
+    assert found.blocks["reward"] == [Block(1.0, (0.5,), (1.0,))]
+    assert found.blocks["fallbacks"] == [Block(0, (0.0,), (0.0,))]
+
+
 def test_a_judges_ranks_are_compared_within_groups_that_hold_both():
     calls = [call("a", OLD, group_id="g"), call("b", NEW, group_id="g"), call("c", NEW, group_id="g")]
     calls += [call("d", NEW, group_id="h"), call("e", NEW, group_id="h"), call("f", OLD, group_id="i")]

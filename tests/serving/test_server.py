@@ -23,6 +23,8 @@ from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EngineLimits
+from art_patch.serving.embedded.generation import Generation, SamplingParams
+from art_patch.types import WAIT_HEADER
 from tests.support.asking import HELLO, LOOKUP_TOOL, PROOF, ask, assembled, greedy, wait_until
 from tests.support.engines import Running, serve
 
@@ -332,7 +334,7 @@ def test_requests_wait_for_room_and_are_refused_beyond_the_queue(base_dir: Path,
         alone = greedy(server.openai, "agent@0", "plum", 30)
         with ThreadPoolExecutor(24) as pool:
             results = list(pool.map(lambda _: outcome(server.openai), range(24)))
-        assert set(map(str, results)) <= {str(alone), "503"}
+        assert set(map(str, results)) <= {str(alone), "429"}
         assert results.count(alone) >= 5
 
 
@@ -360,8 +362,58 @@ def test_what_is_not_urgent_waits_for_what_is(base_dir: Path, adapters: Path) ->
 def outcome(client: OpenAI) -> Any:
     try:
         return greedy(client, "agent@0", "plum", 30)
-    except openai.InternalServerError as error:
+    except openai.RateLimitError as error:
+        assert error.code == "engine_full"
+        assert 0 < int(error.response.headers["retry-after-ms"]) <= 1000 * int(error.response.headers["retry-after"])
         return error.status_code
+
+
+def test_a_request_is_refused_at_once_if_its_turn_would_come_too_late(base_dir: Path, adapters: Path) -> None:
+    limits = EngineLimits(max_rows=2, max_model_len=1024)
+    engine = EmbeddedEngine.from_pretrained(base_dir, adapters_root=adapters, limits=limits)
+
+    def within(seconds: str, **options: Any) -> dict[str, Any]:
+        return ask(server.openai, max_tokens=4, extra_headers={WAIT_HEADER: seconds}, **options)
+
+    with serve(engine) as server, ThreadPoolExecutor(4) as pool:
+        assert within("0")["choices"]  # there is room, so it need not wait
+        running = [pool.submit(ask, server.openai, max_tokens=900, extra_body={"ignore_eos": True}) for _ in "ab"]
+        wait_until(lambda: engine.stats()["running"] == 2)
+        for stream in (False, True):  # a stream, too, is refused before its first byte
+            with pytest.raises(openai.RateLimitError, match="the engine is full") as refused:
+                within("0", stream=stream)
+            assert (refused.value.code, refused.value.response.headers["retry-after"]) == ("engine_full", "1")
+        with pytest.raises(openai.BadRequestError, match="not a number of seconds"):
+            within("soon")
+        patient = pool.submit(within, "1e9")
+        without_a_limit = pool.submit(ask, server.openai, max_tokens=4)
+        assert all(answer.result()["choices"] for answer in (patient, without_a_limit, *running))
+
+
+def test_how_long_a_request_will_wait(base_dir: Path, adapters: Path) -> None:
+    """By the rows before it that are as urgent, and by what a row takes; what the job asks for comes later."""
+    limits = EngineLimits(max_rows=4, max_model_len=1024)
+    engine = EmbeddedEngine.from_pretrained(base_dir, adapters_root=adapters, limits=limits)
+    scheduler = engine._scheduler
+
+    async def expected_s(**params: Any) -> float:
+        with scheduler.lock:
+            return scheduler._wait_s(Generation([1], SamplingParams(**params), stream=False))
+
+    with serve(engine) as server, ThreadPoolExecutor(4) as pool:
+        assert asyncio.run(expected_s(n=4)) == 0
+        running = pool.submit(ask, server.openai, n=4, max_tokens=900, extra_body={"ignore_eos": True})
+        wait_until(lambda: engine.stats()["running"] == 4)
+        assert asyncio.run(expected_s()) == math.inf  # no row has ended yet, so it is not known
+        waiting = [
+            pool.submit(ask, server.openai, n=2, max_tokens=4, extra_body={"priority": priority})
+            for priority in (0, 100)
+        ]
+        wait_until(lambda: engine.stats()["waiting"] == 2)
+        with scheduler.lock:
+            scheduler._row_s = 8.0
+        assert [asyncio.run(expected_s(priority=priority)) for priority in (-1, 0, 100)] == [2.0, 6.0, 10.0]
+        assert all(answer.result()["choices"] for answer in (running, *waiting))
 
 
 def test_a_closing_server_finishes_what_runs(base_dir: Path, adapters: Path) -> None:

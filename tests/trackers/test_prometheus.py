@@ -24,7 +24,8 @@ FACTS: dict[str, Any] = {
     "engine": {"base_url": "http://127.0.0.1:8000/v1", "healthy": False, "models": []},
     "policies": [{"name": f"agent@{step}", "state": "champion" if step == 3 else "retired"} for step in range(4)],
     "recorded": {
-        "calls": 9, "calls_by_policy": 5, "calls_fell_back": 1, "calls_not_ok": 2, "calls_trainable": 5,
+        "calls": 9, "calls_by_policy": 5, "calls_fell_back": 1, "calls_engine_full": 1, "calls_not_ok": 2,
+        "calls_trainable": 5,
         "calls_shadow": 0, "calls_resampled": 3, "trajectories": 4, "scenarios": 2, "scores": 6,
         "last_call_at": 1_700_000_000.25, "groups": {"trained": 2, "formed": 1},
         "untrainable": {"answered by upstream": 4},
@@ -32,7 +33,7 @@ FACTS: dict[str, Any] = {
     },
     "apps": [
         {"id": "web 17", "at": 1_700_000_001.0, "mode": "route", "recorded": 9, "dropped": 0, "fallbacks": 1,
-         "shadowed": 0, "instrumented": ["openai"], "bypasses": {"websocket": 2}, "degraded": []},
+         "engine_full": 1, "shadowed": 0, "instrumented": ["openai"], "bypasses": {"websocket": 2}, "degraded": []},
     ],
 }  # fmt: skip
 
@@ -69,7 +70,7 @@ def expected() -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
     ]
     counters: list[tuple[str, dict[str, str], float]] = [
         *((f"app_{key}_total", {"process": "web 17"}, FACTS["apps"][0][key])
-          for key in ("recorded", "dropped", "fallbacks", "shadowed")),
+          for key in ("recorded", "dropped", "fallbacks", "engine_full", "shadowed")),
         ("app_bypassed_total", {"process": "web 17", "bypass": "websocket"}, 2),
     ]  # fmt: skip
     return {

@@ -106,6 +106,8 @@ def _print_status(facts: dict[str, Any]) -> None:
     table = output.grid("dim", "")
     last = f", last {output.ago(now - recorded['last_call_at'])} ago" if recorded["last_call_at"] else ""
     served = f"{recorded['calls_by_policy']} by our policies, {recorded['calls_fell_back']} fell back"
+    if recorded["calls_engine_full"]:
+        served += f" ({recorded['calls_engine_full']} because the engine was full)"
     health = "healthy" if engine["healthy"] else "[red]not reachable[/]: calls go upstream"
     # An engine may be up and still lack the champion; apps send no call there then.
     if engine["healthy"] and facts["champion"] not in (None, *engine["models"]):

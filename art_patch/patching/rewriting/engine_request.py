@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from art_patch.patching.routing.target import Target
 from art_patch.trajectories import ENGINE_PARAMS, PARAMS
+from art_patch.types import WAIT_HEADER
 
 # These headers steer the SDK. All others are between the app and its provider.
 _KEPT_HEADERS = ("x-stainless-", "____stainless_override_cast_to")
@@ -49,7 +50,11 @@ def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], 
         "url": url or options.url.partition("?")[0],
         "json_data": body,
         "params": {},
-        "headers": _kept_headers(options.headers),
+        # Half of the time is for the wait, the other half for the answer's beginning.
+        "headers": {
+            **_kept_headers(options.headers),
+            WAIT_HEADER: f"{min(read_s, target.first_token_timeout_s) / 2:g}",
+        },
         # The SDK's defaults (2 retries, 600 s) would let an engine that hangs block a caller for half an hour.
         "max_retries": 0,
         "timeout": timeout_of(read_s, min(target.connect_timeout_s, read_s)),
@@ -74,10 +79,8 @@ def _made_of(fields: dict[str, Any], like: Any) -> Any:
     return made
 
 
-def _kept_headers(headers: Any) -> Any:
-    if not isinstance(headers, Mapping):
-        return headers
-    given = cast(Mapping[str, Any], headers)
+def _kept_headers(headers: Any) -> dict[str, Any]:
+    given = cast(Mapping[str, Any], headers if isinstance(headers, Mapping) else {})
     return {key: value for key, value in given.items() if key.lower().startswith(_KEPT_HEADERS)}
 
 

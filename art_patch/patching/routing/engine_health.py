@@ -8,9 +8,12 @@ the outcome of the probe is never reported, another call becomes the probe after
 
 import http.client
 from collections import deque
+from contextlib import suppress
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
+from art_patch.types import ENGINE_FULL
 
 
 class Breaker:
@@ -81,8 +84,11 @@ def is_alive(base_url: str) -> bool:
         connection.close()
 
 
+# The engine has no room for a request now.
+_FULL = 429
+
 # The engine refused this one request. It may accept others.
-_NOT_THE_ENGINE = frozenset({400, 413, 422})
+_NOT_THE_ENGINE = frozenset({400, 413, 422, _FULL})
 
 _UNREADABLE = "the SDK cannot read"
 
@@ -94,6 +100,8 @@ def reason(error: Exception) -> str:
     status = getattr(error, "status_code", None)
     if isinstance(error, InvalidAnswer) and not isinstance(error, TooSlow):
         return f"the engine's answer is invalid: {error}"
+    if status == _FULL:
+        return ENGINE_FULL
     if isinstance(status, int):
         return f"the engine answered HTTP {status}"
     if is_connect_timeout(error):
@@ -103,6 +111,20 @@ def reason(error: Exception) -> str:
     if "APIConnectionError" in names or type(error).__module__.startswith(("httpx", "httpcore")):
         return "the engine cannot be reached"
     return f"{_UNREADABLE} the engine's answer ({type(error).__name__})"
+
+
+def room_in_s(error: Exception) -> float | None:
+    """Return after how many seconds the engine may have room again; `None` unless it refused a request for lack of it.
+
+    No engine is left alone for longer than five seconds, because each call costs it little to refuse.
+    """
+    if getattr(error, "status_code", None) != _FULL:
+        return None
+    headers: Any = cast(Any, error).response.headers
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        with suppress(KeyError, ValueError):  # the header is missing, or it names a date
+            return min(max(float(headers[name]) * unit_s, 0.0), 5.0)
+    return 1.0
 
 
 def is_connect_timeout(error: Exception) -> bool:

@@ -21,12 +21,13 @@ from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
-from art_patch.patching.routing.engine_health import is_about_the_engine, is_connect_timeout, reason
+from art_patch.patching.routing.engine_health import is_about_the_engine, is_connect_timeout, reason, room_in_s
 from art_patch.patching.routing.target import Key, Target, sticky_key
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
 from art_patch.recording import Exchange, in_share
+from art_patch.types import ENGINE_FULL
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
 PENDING: ContextVar[RoutedCall | None] = ContextVar("art_patch_routed_call", default=None)
@@ -48,7 +49,7 @@ class RoutedCall:
 
     # fmt: off
     __slots__ = (
-        "_attempt_began", "_attempts", "_claimed", "_identity", "_run", "_was_empty", "attempt", "client", "exchange",
+        "_asks_again", "_attempt_began", "_attempts", "_claimed", "_identity", "_run", "attempt", "client", "exchange",
         "is_async", "options", "routed", "runtime", "stream", "surface", "takes_empty",
     )
     # fmt: on
@@ -60,7 +61,7 @@ class RoutedCall:
         self.stream, self.is_async, self._identity = stream, is_async, who
         self.attempt: Attempt | None = None
         self._attempts, self._attempt_began = 0, 0.0
-        self._claimed = self._was_empty = self.takes_empty = self.routed = False
+        self._claimed = self._asks_again = self.takes_empty = self.routed = False
         self._run: Key | None = None
         model = options.json_data.get("model")
         name = model if isinstance(model, str) else ""
@@ -97,13 +98,17 @@ class RoutedCall:
         return self.attempt
 
     def last_attempt(self, error: Exception) -> Attempt | None:
-        """Return one more attempt, which accepts an empty answer, if the engine's was empty and upstream failed."""
-        if not self._was_empty or is_fault(error):
+        """Return one more attempt if upstream failed, and the engine's answer was empty or the engine was full.
+
+        It accepts an empty answer, and waits for its turn.
+        """
+        if not self._asks_again or is_fault(error):
             return None
         try:
-            self._was_empty, self._claimed, self.takes_empty = False, False, True
+            self._asks_again, self._claimed, self.takes_empty = False, False, True
             self.exchange.forget_answer()
-            self.attempt = self._make_attempt(self.runtime.target)
+            target = self.runtime.target
+            self.attempt = self._make_attempt(replace(target, first_token_timeout_s=target.timeout_s))
         except Exception as fault:
             faults.fault("patching.route", fault)
         return self.attempt
@@ -116,6 +121,12 @@ class RoutedCall:
         asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
         if asked != target.champion:
             target = replace(target, champion=asked)
+        if self._attempts:
+            # The first attempt may have failed because the app's event loop was busy while it connected.
+            target = replace(target, connect_timeout_s=target.first_token_timeout_s)
+        if not self.takes_empty and not self.runtime.has_room():
+            self.exchange.fallback, self._asks_again = target.failed(ENGINE_FULL), True
+            return None
         if not self.runtime.allows(challenger=target.asks_challenger):
             self.exchange.fallback = target.failed("the engine failed repeatedly and is left alone for a moment")
             return None
@@ -133,7 +144,9 @@ class RoutedCall:
         try:
             attempt, self.attempt = self.attempt, None
             self._claimed = False  # the next attempt, or upstream, brings another response
-            self._was_empty = isinstance(error, EmptyAnswer)
+            if (pause_s := room_in_s(error)) is not None:
+                self.runtime.engine_full(pause_s)
+            self._asks_again = isinstance(error, EmptyAnswer) or pause_s is not None
             self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
@@ -143,16 +156,18 @@ class RoutedCall:
             # The engine no longer serves the policy that this run is pinned to.
             if is_404 and self._run is not None:
                 self.runtime.pins.forget(self._run)
+            stood_still = attempt is not None and self._stood_still(error, attempt.target)
             if attempt is not None and self._attempts < _MAX_ATTEMPTS:
                 # The champion may have been replaced within the last second, so the store is read again.
-                is_gone = is_404 and self._is_gone(attempt.target.champion)
-                self.routed = is_gone or self._stood_still(error, attempt.target)
+                self.routed = stood_still or (is_404 and self._is_gone(attempt.target.champion))
             else:
                 self.routed = False
-            if not self.routed and is_about_the_engine(error):
-                self.runtime.engine_failed(challenger=challenger)
-            else:
+            if self.routed or stood_still or not is_about_the_engine(error):
                 self.runtime.engine_released(challenger=challenger)
+                # Perhaps the engine is gone nevertheless. The recorder's thread can tell, which no loop holds up.
+                self.runtime.in_doubt |= stood_still
+            else:
+                self.runtime.engine_failed(challenger=challenger)
         except Exception as fault:
             self.routed = False
             faults.fault("patching.fallback", fault)
@@ -161,7 +176,7 @@ class RoutedCall:
         """Return whether the connection timed out only because the app's event loop was busy."""
         # A loop that was busy for long sees the timeout before it sees that the connection is there.
         waited_s = time.monotonic() - self._attempt_began
-        return self.is_async and is_connect_timeout(error) and waited_s > 2 * target.connect_timeout_s
+        return self.is_async and is_connect_timeout(error) and waited_s > 1.25 * target.connect_timeout_s
 
     def _is_gone(self, policy: str | None) -> bool:
         """Return whether the store routes calls to another policy by now."""

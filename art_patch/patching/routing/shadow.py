@@ -21,10 +21,11 @@ from art_patch._lib.ids import new_id
 from art_patch.context import suppress
 from art_patch.patching.rewriting.engine_request import engine_client, sdk, timeout_of
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter
+from art_patch.patching.routing.engine_health import room_in_s
 from art_patch.patching.routing.target import Target
 from art_patch.recording import Exchange, Recorder
 from art_patch.settings import Settings
-from art_patch.types import TrajectoryInfo
+from art_patch.types import WAIT_HEADER, TrajectoryInfo
 
 if TYPE_CHECKING:
     from art_patch.types import Call
@@ -46,9 +47,11 @@ class _Runtime(Protocol):
     target: Target
     recorder: Recorder
 
+    def has_room(self) -> bool: ...
     def allows(self, *, challenger: bool = False) -> bool: ...
     def engine_answered(self, *, challenger: bool = False) -> None: ...
     def engine_failed(self, *, challenger: bool = False) -> None: ...
+    def engine_released(self, *, challenger: bool = False) -> None: ...
 
 
 class Shadow:
@@ -120,7 +123,7 @@ class Shadow:
     def _ask(self, call: Call, info: TrajectoryInfo, policy: str, target: Target) -> None:
         # The target may have changed while the call was waiting.
         challenger = policy == target.challenger
-        wanted = not self._stopped and policy in _policies(target)
+        wanted = not self._stopped and policy in _policies(target) and self._runtime.has_room()
         if not wanted or not self._runtime.allows(challenger=challenger):
             self.skipped += 1
             return
@@ -138,6 +141,9 @@ class Shadow:
             n = body.get("n") or 1
             ResponseRewriter(policy, requested_model="", n=n, keeps_logprobs=True, keeps_token_ids=True).whole(answer)
         except (sdk().OpenAIError, InvalidAnswer) as error:
+            if room_in_s(error) is not None:
+                self.skipped += 1
+                return self._runtime.engine_released(challenger=challenger)
             self.failed += 1
             self._runtime.engine_failed(challenger=challenger)
             exchange.finish("failed", f"{type(error).__name__}: {error}")
@@ -151,7 +157,7 @@ class Shadow:
         if self._client is None or self._client[0] != address:
             self._client = (address, engine_client(target))
         timeout = timeout_of(target.timeout_s, target.connect_timeout_s)
-        options = {"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true"}}
+        options = {"timeout": timeout, "headers": {"X-Stainless-Raw-Response": "true", WAIT_HEADER: "0"}}
         raw: Any = self._client[1].post("/chat/completions", body=body, cast_to=object, options=options)
         return raw.content
 

@@ -23,7 +23,7 @@ from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_requ
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
 from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
-from art_patch.serving.request_checks import ApiError, ChatRoute, error_body, parse_object
+from art_patch.serving.request_checks import ApiError, ChatRoute, accepted_wait_s, error_body, parse_object
 
 JSON = dict[str, Any]
 
@@ -40,7 +40,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         max_model_len: int,
         max_rows: int,
         policies: Callable[[], list[str]],
-        submit: Callable[[str, Generation], None],
+        submit: Callable[[str, Generation, float | None], None],
     ) -> None:
         """Takes the parts of `EmbeddedEngine` that it needs; the engine itself imports this module."""
         self._prompts, self._grammars = prompts, grammars
@@ -61,7 +61,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         """Generates an answer and sends it; frees its rows if the caller disconnects."""
         asked, prompt_ids = request
         grammar = None if asked.grammar is None else await self._grammars.compile(asked.grammar)
-        generation = self._start(asked, prompt_ids, grammar)
+        generation = self._start(asked, prompt_ids, grammar, accepted_wait_s(caller))
         response = ChatResponse(asked, prompt_ids, self._prompts)
         try:
             if asked.stream:
@@ -73,7 +73,9 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         finally:
             generation.cancel()  # frees the rows if this ended early, else does nothing
 
-    def _start(self, request: ChatRequest, prompt_ids: list[int], grammar: Any) -> Generation:
+    def _start(
+        self, request: ChatRequest, prompt_ids: list[int], grammar: Any, accepted_s: float | None
+    ) -> Generation:
         room = self._max_model_len - len(prompt_ids)
         if not prompt_ids:
             raise ApiError(400, "the prompt is empty", param="messages")
@@ -89,7 +91,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         # Without a limit of the caller's the answer may fill the rest of the context, as at OpenAI.
         params = dataclasses.replace(request.params, max_tokens=request.max_tokens or room, grammar=grammar)
         generation = Generation(prompt_ids, params, stream=request.stream)
-        self._submit(request.model, generation)
+        self._submit(request.model, generation, accepted_s)
         return generation
 
 

@@ -100,14 +100,14 @@ class EmbeddedEngine:
         """Returns the counts of `Scheduler.stats`."""
         return self._scheduler.stats()
 
-    def submit(self, policy_name: str, generation: Generation) -> None:
+    def submit(self, policy_name: str, generation: Generation, accepted_s: float | None = None) -> None:
         """Queues a request for a policy, as `Scheduler.submit` does; raises `UnknownPolicy` if it is not served."""
         with self._lock:
             policy = self._policies.get(policy_name)
             if policy is None:
                 raise unknown_model(policy_name, self.policies())
             # Under the same lock as the look-up: the policy cannot be retired and freed in between.
-            self._scheduler.submit(generation, policy)
+            self._scheduler.submit(generation, policy, accepted_s)
 
     async def start(self) -> None:
         """Does nothing: the constructor has started the scheduler."""

@@ -7,6 +7,7 @@ one for each choice of an unstreamed one. The scheduler's thread owns the `Row`s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,7 @@ class Row:
     noise: Any = None  # torch.Generator of a seeded row
     grammar: Any = None  # which tokens may come next, where the answer is constrained
     watch: OutputText | None = None  # reads the text along, where a stop string or a tool call can end the choice
+    began_at: float = field(default_factory=time.monotonic)
     done: bool = False  # ended, but still in its batch until dropping it pays
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])

@@ -4,11 +4,14 @@ Between two decode steps the thread runs commands, admits waiting requests as a 
 a running one if this costs less. Then it runs one decode step over each cohort in turn.
 
 If a decode step raises, only the requests of its cohort fail; if a row's log-probability is NaN, only that row's
-request fails. If `max_waiting` requests wait already, a further one is refused at once.
+request fails. If `max_waiting` requests wait already, or a request would wait longer than its caller accepts, it is
+refused at once. How long it would wait follows from the rows ahead of it and from the mean time of a row.
 """
 
 import logging
+import math
 import threading
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from typing import Any
 
 import torch
 
-from art_patch.serving.contract import Overloaded
+from art_patch.serving.contract import Overloaded, admit
 from art_patch.serving.embedded.cohort import Cohort
 from art_patch.serving.embedded.generation import Delivery, Generation, Piece, Row, hand_over
 from art_patch.serving.embedded.lora_bank import LoraBank
@@ -61,6 +64,9 @@ class Scheduler:
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._waiting: deque[tuple[Generation, Policy]] = deque()
         self._cohorts: list[Cohort] = []
+        self._is_blocked = False  # whether the first waiting request had no room at the last look
+        self._running = 0  # rows in the cohorts and on their way there
+        self._row_s = math.inf  # moving average of the time from admission to the end of a row
         self._closing = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="art-patch-engine", daemon=True)
@@ -77,14 +83,15 @@ class Scheduler:
             running = sum(not row.done for cohort in list(self._cohorts) for row in cohort.rows)
             return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
 
-    def submit(self, generation: Generation, policy: Policy) -> None:
-        """Queues a request for `policy`; raises `Overloaded` if the queue is full or the scheduler is not `healthy`.
+    def submit(self, generation: Generation, policy: Policy, accepted_s: float | None = None) -> None:
+        """Queues a request for `policy`; raises `Overloaded` if the scheduler is not `healthy`, or as `admit`.
 
         The caller holds `lock` since it looked the policy up, so that the policy is not freed meanwhile.
         """
         self._check_open()
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests wait already; try again later")
+        waiting = len(self._waiting)
+        expected_s = 0.0 if accepted_s is None and waiting < self._limits.max_waiting else self._wait_s(generation)
+        admit(waiting=waiting, most=self._limits.max_waiting, expected_s=expected_s, accepted_s=accepted_s)
         policy.users += generation.params.n
         # Stable: among equal priorities it stays first come, first served.
         insort(self._waiting, (generation, policy), key=lambda waiting: waiting[0].params.priority)
@@ -113,6 +120,13 @@ class Scheduler:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _wait_s(self, generation: Generation) -> float:
+        """Returns how many seconds a request is expected to wait for its turn; the caller holds `lock`."""
+        urgent = (g.params.n for g, _ in self._waiting if g.params.priority <= generation.params.priority)
+        free = 0 if self._is_blocked else max(0, self._limits.max_rows - self._running)
+        late = sum(urgent) + generation.params.n - free
+        return late * self._row_s / max(1, self._running) if late > 0 else 0.0
+
     def _check_open(self) -> None:
         if not self.healthy:
             raise Overloaded(self._failure or "the engine is shutting down")
@@ -135,6 +149,8 @@ class Scheduler:
 
     def _wait_for_work(self) -> bool:
         with self.lock:
+            if not self._cohorts:
+                self._running, self._is_blocked = 0, False
             while not (self._closing or self._commands or self._waiting or self._cohorts or self._freeable()):
                 self.lock.wait()
             return not self._closing
@@ -187,21 +203,24 @@ class Scheduler:
         tokens, prefill = sum(len(cohort.rows) * cohort.width for cohort in self._cohorts), 0
         arrivals: list[tuple[Generation, Policy]] = []
         with self.lock:
+            self._is_blocked = False
             while self._waiting:
                 generation, policy = self._waiting[0]
                 n, length = generation.params.n, len(generation.prompt_ids)
                 if generation.cancelled:
                     policy.users -= n
                 elif rows and (  # an idle engine takes any request, however large
-                    rows + n > self._limits.max_rows
-                    or tokens + n * length > self._limits.max_total_tokens
+                    (full := rows + n > self._limits.max_rows or tokens + n * length > self._limits.max_total_tokens)
                     or prefill + length > self._limits.max_prefill_tokens
                 ):
-                    break  # first come, first served among equals: a large request must not starve behind small ones
+                    # First come, first served among equals: a large request must not starve behind small ones.
+                    self._is_blocked = full
+                    break
                 else:
                     rows, tokens, prefill = rows + n, tokens + n * length, prefill + length
                     arrivals.append((generation, policy))
                 self._waiting.popleft()
+            self._running = rows
         return arrivals
 
     def _rows(self, generation: Generation) -> list[Row]:
@@ -266,8 +285,10 @@ class Scheduler:
 
     def _end(self, cohort: Cohort, row: Row) -> None:
         row.done = True
+        took_s = time.monotonic() - row.began_at
         with self.lock:
             cohort.policy.users -= 1
+            self._row_s = took_s if math.isinf(self._row_s) else 0.95 * self._row_s + 0.05 * took_s
 
     def _fail(self, cohort: Cohort, error: Exception) -> None:
         _log.error("a batch of %d on %s failed", len(cohort.rows), cohort.policy.name, exc_info=error)

@@ -2,7 +2,7 @@
 
 The calls of a test are read without texts. If a policy failed and upstream answered in its place, the call counts for
 the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
-with no name if the champion failed.
+with no name if the champion failed. If the engine was full, the call counts for no policy: its `policy` is empty.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
-from art_patch.types import ArmCall, ArmTraffic, Correction, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.types import ENGINE_FULL, ArmCall, ArmTraffic, Correction, Group, Score, Trajectory, TrajectoryInfo
 
 LIMIT = 20_000  # newest calls of a test: reading them takes about a second
 
@@ -152,7 +152,7 @@ def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
         session=row.session_id or row.trajectory_id,
         group_id=row.group_id,
         at=row.started_at + row.duration_ms / 1000,
-        policy=asked if fell_back else row.policy or "",
+        policy="" if (reason or "").endswith(ENGINE_FULL) else asked if fell_back else row.policy or "",
         status=row.status,
         fell_back=fell_back,
         duration_ms=row.duration_ms,

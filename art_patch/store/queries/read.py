@@ -11,7 +11,7 @@ from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import load_calls, records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.trajectories import followed
-from art_patch.types import COPIES, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import COPIES, ENGINE_FULL, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
 
@@ -153,6 +153,7 @@ class Reader(Part):
             "calls": count,
             "calls_by_policy": func.count(_C.policy),  # skips NULL, which is upstream
             "calls_fell_back": func.count(_C.fallback),
+            "calls_engine_full": count.filter(_C.fallback.like(f"%{ENGINE_FULL}")),
             "calls_not_ok": count.filter(_C.status != "ok"),
             "calls_trainable": count.filter(_C.untrainable.is_(None)),
             "last_call_at": func.max(_C.started_at),
