@@ -73,9 +73,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         finally:
             generation.cancel()  # frees the rows if this ended early, else does nothing
 
-    def _start(
-        self, request: ChatRequest, prompt_ids: list[int], grammar: Any, accepted_s: float | None
-    ) -> Generation:
+    def _start(self, request: ChatRequest, prompt_ids: list[int], grammar: Any, accepted_s: float | None) -> Generation:
         room = self._max_model_len - len(prompt_ids)
         if not prompt_ids:
             raise ApiError(400, "the prompt is empty", param="messages")
