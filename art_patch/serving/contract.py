@@ -19,7 +19,7 @@ Without an API key the engine listens on loopback only. Every error response is 
     are answered before them. The engine refuses a parameter that it cannot honour exactly with 400, an unknown policy
     with 404, and a request that it has no room for with 429 and `Retry-After`. A patched app then sends that call to
     its provider.
-    A request waits for its turn unless very many requests wait already. If it has the header `x-art-patch-wait:
+    A request waits for its turn unless 1,024 requests wait already. If it has the header `x-art-patch-wait:
     SECONDS`, it is also refused at once if it is expected to wait longer. Patched apps send this header.
 `POST /exact/v1/chat/completions`
     The same route for scripts that train by hand, with the exact tokens in each choice; see `ExactRoute` in

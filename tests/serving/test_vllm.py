@@ -22,6 +22,7 @@ from art_patch.policies import base_fingerprint, publish_adapter
 from art_patch.serving.vllm import engine as engine_module
 from art_patch.serving.vllm.process import marked
 from art_patch.serving.vllm.replica import Replica
+from art_patch.types import WAIT_HEADER
 from tests.support.asking import HELLO, PROOF, ask, assembled, greedy, wait_until
 from tests.support.engines import Running, make_vllm, serve, vllm_python
 from tests.support.tiny import make_adapter_files
@@ -86,6 +87,28 @@ def test_replicas_share_conversations_and_each_stays_where_it_is(whole: Running)
         assert {engine.choose(beginning) for beginning in beginnings} == {first}, "but not where work piles up"
     finally:
         second.running -= 100
+
+
+def test_a_full_vllm_says_so_and_goes_on(base_dir: Path, adapters: Path, home: Path) -> None:
+    engine = make_vllm(base_dir, adapters, home / "full", extra=("--max-num-seqs", "2"))
+    with serve(engine, ready_s=600) as server, ThreadPoolExecutor(12) as pool:
+
+        def asked(**headers: str) -> int:
+            try:
+                answer = ask(server.openai, max_tokens=8, extra_headers=headers, extra_body=ON_AND_ON)
+            except openai.RateLimitError as error:
+                assert error.code == "engine_full"
+                return 429
+            return len(answer["choices"])
+
+        assert asked(**{WAIT_HEADER: "0"}) == 1
+        running = [pool.submit(ask, server.openai, max_tokens=500, extra_body=ON_AND_ON) for _ in range(12)]
+        wait_until(lambda: engine.replicas[0].occupancy._most == 2)
+        assert asked(**{WAIT_HEADER: "0"}) == 429
+        assert asked() == 1
+        assert all(answer.result()["choices"] for answer in running)
+        assert engine.replicas[0].occupancy.rows == 0
+        assert asked(**{WAIT_HEADER: "0"}) == 1
 
 
 @pytest.mark.parametrize("victim", ["server", "engine", "guard"])

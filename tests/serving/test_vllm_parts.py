@@ -18,11 +18,13 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
+from art_patch.serving.contract import EngineFull
 from art_patch.serving.request_checks import ApiError
 from art_patch.serving.vllm import environment as environment_module
 from art_patch.serving.vllm.environment import find_vllm, look
-from art_patch.serving.vllm.forward import check_request, conversation_of
+from art_patch.serving.vllm.forward import check_request, conversation_of, rows_of
 from art_patch.serving.vllm.process import MARK, VllmProcess, command_line, mark, marked, sweep, variables_of
+from art_patch.serving.vllm.replica import Occupancy
 from tests.support.asking import wait_until
 
 OPTIONS = VllmOptions(Path("/v/bin/python"), Path("/models/m"), "agent", model_type="qwen3")
@@ -111,6 +113,55 @@ def test_a_request_is_refused_where_vllm_would_ignore_something() -> None:
         with pytest.raises(ApiError) as refusal:
             check_request({**body, **change})
         assert (refusal.value.status, refusal.value.param) == (400, next(iter(change)))
+
+
+def metrics(running: int, waiting: int, took_s: float, ended: int) -> bytes:
+    """As vLLM writes them: one line for each of its engines."""
+    labels = '{engine="0",model_name="agent@0"}'
+    return f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{labels} {running}.0
+vllm:num_requests_waiting{labels} {waiting}.0
+vllm:num_requests_waiting_by_reason{{reason="capacity"}} 77.0
+vllm:request_inference_time_seconds_bucket{{le="0.3"}} 99.0
+vllm:request_inference_time_seconds_count{labels} {ended}.0
+vllm:request_inference_time_seconds_sum{labels} {took_s}
+""".encode()
+
+
+def is_full(vllm: Occupancy, rows: int, accepted_s: float | None) -> bool:
+    try:
+        vllm.check(rows, accepted_s)
+    except EngineFull as error:
+        assert 0 < error.retry_s <= 1
+        return True
+    return False
+
+
+def test_a_vllm_is_full_when_others_wait_in_it() -> None:
+    vllm = Occupancy()
+    vllm.rows = 500
+    assert not is_full(vllm, 1, 0.0)  # nothing has waited yet, so nobody knows how much it takes
+    vllm.look(metrics(100, 40, 0.0, 0))
+    assert is_full(vllm, 1, 2.0)  # how long it takes is not known
+    assert not is_full(vllm, 1, None)
+    vllm.look(metrics(100, 40, 50.0, 25))  # 2 s a row
+    vllm.rows = 119
+    # Its turn comes when 20 of 100 rows have ended.
+    assert (is_full(vllm, 1, 0.39), is_full(vllm, 1, 0.41), is_full(vllm, 11, 0.41)) == (True, False, True)
+    vllm.look(metrics(50, 69, 50.0, 25))  # longer prompts fill it earlier
+    assert is_full(vllm, 1, 0.41)
+    vllm.rows = 90
+    vllm.look(metrics(90, 0, 50.0, 25))  # none waits: it takes at least these
+    assert (is_full(vllm, 0, 0.0), is_full(vllm, 1, 0.0)) == (False, True)
+    vllm.rows = 10
+    vllm.look(metrics(0, 0, 0.5, 1))  # it was started again and counts from 0
+    assert not is_full(vllm, 8, 0.0)
+
+
+def test_requests_of_the_job_leave_their_room_to_others() -> None:
+    assert [rows_of(fields) for fields in ({}, {"n": 3}, {"n": None}, {"n": 3, "priority": 100}, {"priority": -1})] == [
+        1, 3, 1, 0, 1,
+    ]  # fmt: skip
 
 
 def test_a_conversation_is_what_all_of_its_calls_begin_with() -> None:

@@ -1,8 +1,8 @@
 """Forward a chat completion to a vLLM replica.
 
-If a replica fails before the first byte of its answer, the request goes to another replica; if there is none, the
-caller gets 503. If it fails later, the server closes the caller's connection without completing the response, so that
-no client takes a partial answer for a complete one.
+If a replica is full or fails before the first byte of its answer, the request goes to another replica; if there is
+none, the caller gets 429 or 503. If it fails later, the server closes the caller's connection without completing the
+response, so that no client takes a partial answer for a complete one.
 """
 
 import json
@@ -17,7 +17,8 @@ import aiohttp
 from art_patch._lib.asgi import Caller
 from art_patch._lib.loose_json import as_object
 from art_patch.errors import EngineError
-from art_patch.serving.request_checks import ApiError, ChatRoute, parse_object, refuse_unsupported
+from art_patch.serving.contract import EngineFull
+from art_patch.serving.request_checks import ApiError, ChatRoute, accepted_wait_s, parse_object, refuse_unsupported
 from art_patch.serving.vllm.replica import NOT_A_NUMBER, Loaded, Replica
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 _PASSED = ("content-type", "content-length", "cache-control")
 
 
-class Forward(ChatRoute[tuple[bytes, str, bytes]]):
+class Forward(ChatRoute[tuple[bytes, str, bytes, int]]):
     """ASGI application that answers chat completions by forwarding them to vLLM; one instance answers all requests."""
 
     def __init__(
@@ -37,21 +38,31 @@ class Forward(ChatRoute[tuple[bytes, str, bytes]]):
         """Takes the methods of `VllmEngine` that it needs; the engine itself imports this module."""
         self._answering, self._choose, self._reload = answering, choose, reload
 
-    def understand(self, body: bytes) -> tuple[bytes, str, bytes]:
-        """Returns the body, the name of the policy that is asked, and the conversation's beginning."""
+    def understand(self, body: bytes) -> tuple[bytes, str, bytes, int]:
+        """Returns the body, the name of the policy that is asked, the conversation's beginning, and `rows_of`."""
         fields = parse_object(body)
-        return body, check_request(fields), conversation_of(fields)
+        return body, check_request(fields), conversation_of(fields), rows_of(fields)
 
-    async def answer(self, caller: Caller, request: tuple[bytes, str, bytes]) -> None:
+    async def answer(self, caller: Caller, request: tuple[bytes, str, bytes, int]) -> None:
         """Asks one replica after another until the caller has its answer."""
-        body, model, conversation = request
+        body, model, conversation, rows = request
+        accepted_s, full = accepted_wait_s(caller), None
         tried: list[Replica] = []
         with self._answering(model) as policy:
             while (replica := self._choose(conversation, tried)) is not None:
-                if await self._ask(caller, replica, policy, body):
-                    return
                 tried.append(replica)
-        raise ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
+                try:
+                    replica.occupancy.check(rows, accepted_s)
+                except EngineFull as error:
+                    full = error
+                    continue
+                replica.occupancy.rows += rows
+                try:
+                    if await self._ask(caller, replica, policy, body):
+                        return
+                finally:
+                    replica.occupancy.rows -= rows
+        raise full or ApiError(503, "no vLLM takes requests just now; it is being started again", code="overloaded")
 
     async def _ask(self, caller: Caller, replica: Replica, policy: Loaded, body: bytes, *, again: bool = True) -> bool:
         """Returns whether the caller got its answer; if not, another replica may be asked."""
@@ -124,6 +135,12 @@ def check_request(fields: Mapping[str, Any]) -> str:
     if not isinstance(given.get("messages"), list) or not given["messages"]:
         raise ApiError(400, "messages must be a list that is not empty", param="messages")
     return model
+
+
+def rows_of(fields: Mapping[str, Any]) -> int:
+    """Returns how many rows of a vLLM a request takes, which is one for each choice; 0 if it waits for apps."""
+    n, priority = fields.get("n"), fields.get("priority")
+    return 0 if isinstance(priority, int) and priority > 0 else n if isinstance(n, int) else 1
 
 
 def conversation_of(fields: Mapping[str, Any]) -> bytes:

@@ -27,6 +27,7 @@ import aiohttp
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import Probe, check_probe
 from art_patch.serving.client import EngineRefused
+from art_patch.serving.contract import admit
 from art_patch.serving.vllm.process import VllmProcess
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,14 @@ _PROBE_S = 30.0
 _UNHEALTHY_TIMES = 5
 _LOAD_TIMEOUT_S = 120.0
 _BACKOFF_S = (1.0, 60.0)
+_BUSY_ROWS = 8  # fewer rows fill no vLLM, so its metrics are not asked for
+_GAUGE = rb"^vllm:%s(?:\{[^}]*\})? (\S+)$"
+# Rows that are decoded, rows that wait, the time that rows took without their wait, and the number of these rows.
+_OF_LOAD = tuple(
+    re.compile(_GAUGE % name, re.MULTILINE)
+    for name in (b"num_requests_running", b"num_requests_waiting",
+                 b"request_inference_time_seconds_sum", b"request_inference_time_seconds_count")
+)  # fmt: skip
 _CORRUPTED = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 NOT_A_NUMBER = b"JSON compliant"  # part of the error message that vLLM sends when its answer would contain NaN
@@ -172,6 +181,34 @@ class Loaded:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when `running` falls to 0
 
 
+class Occupancy:
+    """How full a vLLM is. vLLM queues without a limit, so the server counts rows; the metrics tell when it is full.
+
+    A row is one choice of a request. The job's requests are not counted, because they wait for all others.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0  # of the requests that vLLM was given and has not answered
+        self._most = math.inf  # rows that it decoded while others waited; infinite if none has waited yet
+        self._row_s, self._sums = math.inf, (0.0, 0.0)
+
+    def check(self, rows: int, accepted_s: float | None) -> None:
+        """Raises `EngineFull` if a request with so many rows would wait for longer than its caller accepts."""
+        late = self.rows + rows - self._most
+        admit(waiting=0, most=1, expected_s=late * self._row_s / self._most if late > 0 else 0.0, accepted_s=accepted_s)
+
+    def look(self, metrics: bytes) -> None:
+        """Learns from vLLM's answer to `GET /metrics`."""
+        running, waiting, took_s, ended = (sum(map(float, each.findall(metrics))) for each in _OF_LOAD)
+        if waiting:  # it may be less than before: with long prompts its cache is full earlier
+            self._most = max(1.0, running)
+        elif math.isfinite(self._most):
+            self._most = max(self._most, running)
+        if ended > self._sums[1]:
+            self._row_s = (took_s - self._sums[0]) / (ended - self._sums[1])
+        self._sums = took_s, ended
+
+
 class Replica:
     """A vLLM process that is watched and restarted. Call all methods on one event loop."""
 
@@ -196,7 +233,7 @@ class Replica:
         """
         self.number = number
         self.ready = False
-        self.running = 0
+        self.running, self.occupancy = 0, Occupancy()
         self.restarts = -1  # `boot` counts the first start, too
         self.max_model_len = 0
         self.link = Link(socket)
@@ -295,7 +332,7 @@ class Replica:
     async def _watch(self) -> None:
         """Watches for ever; raises when vLLM must be started again."""
         process, loop = cast(VllmProcess, self._process), asyncio.get_running_loop()
-        health_at, probe_at, unwell = loop.time() + _HEALTH_S, loop.time() + _PROBE_S, 0
+        health_at, probe_at, unwell, load_at = loop.time() + _HEALTH_S, loop.time() + _PROBE_S, 0, 0.0
         while True:
             _check_alive(process)
             if self._condemned is not None:
@@ -305,6 +342,10 @@ class Replica:
                 if unwell >= _UNHEALTHY_TIMES:
                     raise EngineError(f"/health failed {unwell} times in a row")
                 health_at = loop.time() + _HEALTH_S
+            if self.occupancy.rows >= _BUSY_ROWS and loop.time() >= load_at:
+                with suppress(Unreachable):
+                    self.occupancy.look(await self.link.ask("GET", "/metrics"))
+                load_at = loop.time() + 0.5
             # `/health` is 200 while the engine computes NaN, so a token is sampled now and then.
             if loop.time() >= probe_at:
                 await check_finite(self.link, self._base)
