@@ -15,11 +15,13 @@ How it is measured:
   again at once, who was answered by upstream after some seconds: else this process would do nothing but ask upstream,
   and the engine's answers would lie unread. If there are two cores, one is the engine's, so that the callers' own work
   does not pass for the engine's.
-- `full_calls_s`: calls a second that the engine answers to 64 callers; `full_p99_s`: 99th percentile of their times.
+- Calls a second are counted from the third second on, when the queue is there; times are those of all calls.
+- `full_calls_s`: calls a second that the engine answers to 64 callers, beside 336 that ask upstream only, so that the
+  machine has the same work; `full_p99_s`: 99th percentile of their times. `alone_calls_s`: the same without the 336.
 - `busy_calls_s`, `busy_p99_s`: with 400 callers, the calls a second that the engine answers, and the 99th percentile
   of all calls; `busy_engine_p99_s` of those that the engine answered. `busy_share_kept`: of `full_calls_s`.
 - `busy_errors`: exceptions that callers got. `busy_engine_full`: calls that went upstream because the engine was full;
-  `busy_other_reasons`: calls that went upstream for another reason. `busy_refused`: requests that the engine refused.
+  `busy_other_reasons`: calls that went upstream for another reason.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,8 @@ ASK: dict[str, Any] = {
     "extra_body": {"ignore_eos": True},
 }
 PER_CLIENT = 50
-PAUSE_S = 8.0
+CORES = sorted(os.sched_getaffinity(0))
+PAUSE_S, RAMP_S = 8.0, 2.0
 REASONS = "SELECT fallback, count(*) FROM calls WHERE fallback IS NOT NULL GROUP BY fallback"
 
 
@@ -81,20 +84,23 @@ def measure(home: Path, seconds: float, *, most: int = 64, callers: int = 400) -
     """The figures of the module's docstring."""
     logging.disable(logging.WARNING)
     with engine(home) as _, upstream() as url:
-        if (os.cpu_count() or 1) > 1:
-            os.sched_setaffinity(0, {1})
+        os.sched_setaffinity(0, CORES[1:2] or CORES)
         with art.patch(project="bench", home=home, mode="route"):
-            asyncio.run(stretch(url, most, min(seconds, 3.0)))
-            full = asyncio.run(stretch(url, most, seconds))
-            say(f"{most} callers: {full[1]}")
+            asyncio.run(stretch(url, most, 1.0))
+            alone = asyncio.run(stretch(url, most, seconds))
+            say(f"{most} callers: {alone[1]}")
+            full = asyncio.run(stretch(url, callers, seconds, of_upstream=callers - most))
+            say(f"{most} callers, and {callers - most} of upstream: {full[1]}")
             busy = asyncio.run(stretch(url, callers, seconds))
             assert art.flush(60)
             say(f"{callers} callers: {busy[1]} {art.status().degraded}")
         reasons = Counter(dict(sqlite3.connect(home / "bench" / "store.db").execute(REASONS).fetchall()))
         say(f"went upstream: {reasons}")
     (full_times, full_who, _), (busy_times, busy_who, errors) = full, busy
+    alone_who = alone[1]
     everybody = [each for times in busy_times.values() for each in times]
     return {
+        "alone_calls_s": alone_who["engine"] / seconds,
         "full_calls_s": full_who["engine"] / seconds,
         "full_p99_s": percentile(full_times["engine"], 0.99),
         "busy_calls_s": busy_who["engine"] / seconds,
@@ -108,8 +114,13 @@ def measure(home: Path, seconds: float, *, most: int = 64, callers: int = 400) -
     }
 
 
-async def stretch(url: str, callers: int, seconds: float) -> tuple[dict[str, list[float]], Counter[str], Counter[str]]:
-    """Callers that ask again and again; the times of the calls and their number by who answered, and the errors."""
+async def stretch(
+    url: str, callers: int, seconds: float, *, of_upstream: int = 0
+) -> tuple[dict[str, list[float]], Counter[str], Counter[str]]:
+    """Callers that ask again and again; the times of the calls and their number by who answered, and the errors.
+
+    The last `of_upstream` callers are not patched.
+    """
     trust = ssl.create_default_context()
     clients = [
         openai.AsyncOpenAI(
@@ -121,19 +132,21 @@ async def stretch(url: str, callers: int, seconds: float) -> tuple[dict[str, lis
     times: dict[str, list[float]] = {"engine": [], "upstream": []}
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
-    end = time.perf_counter() + seconds
+    start = time.perf_counter()
+    counted_from, end = start + RAMP_S, start + RAMP_S + seconds
 
     async def call(number: int) -> None:
         client = clients[number // PER_CLIENT]
         while (began := time.perf_counter()) < end:
             try:
-                answer = await client.chat.completions.create(**ASK, max_tokens=64 + 37 * number % 129)
+                with art.suppress() if number >= callers - of_upstream else nullcontext():
+                    answer = await client.chat.completions.create(**ASK, max_tokens=64 + 37 * number % 129)
             except Exception as error:
                 errors[type(error).__name__] += 1
             else:
                 who = "engine" if answer.system_fingerprint == "agent@0" else "upstream"
                 times[who].append(time.perf_counter() - began)
-                counts[who] += time.perf_counter() < end  # what comes later belongs to no second of the stretch
+                counts[who] += counted_from <= time.perf_counter() < end
                 await asyncio.sleep((0.5 + number % 17 / 16) * PAUSE_S if who == "upstream" else 0)
 
     await asyncio.gather(*map(call, range(callers)))
@@ -164,8 +177,7 @@ def upstream() -> Iterator[str]:
 def _process(command: list[str], core: int) -> Iterator[str]:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     process = subprocess.Popen(command, **pipes)
-    if (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(process.pid, {core})  # at once: threads inherit it
+    os.sched_setaffinity(process.pid, CORES[core : core + 1] or CORES)  # at once: threads inherit it
     try:
         assert process.stdout is not None
         yield process.stdout.readline()
