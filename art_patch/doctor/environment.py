@@ -83,7 +83,8 @@ def bypasses(installed: Installed) -> list[Finding]:
         for one in BYPASSES
         if (number := installed(one.package))
     ]
-    return found or [Finding("bypasses", "ok", "no package is installed that goes past the OpenAI SDK")]
+    text = "no package is installed that goes past the OpenAI SDK, except for httpx if a program sends calls by it"
+    return found or [Finding("bypasses", "ok", text)]
 
 
 def gpu(gpus: Sequence[str]) -> Finding:

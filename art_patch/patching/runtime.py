@@ -172,6 +172,10 @@ class Runtime:
         if "project" in self.degraded:
             return  # nothing of ours belongs into that store, the report of this process neither
         self._check_health(time.monotonic())
+        self.report()
+
+    def report(self) -> None:
+        """Report the state of this process to the store, if it is time for that."""
         if self._on_tick is not None:
             self._on_tick(self)
 

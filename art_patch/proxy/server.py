@@ -94,7 +94,7 @@ def _check_upstream(upstream: str, own_port: int) -> None:
 PREFIX = "/v1"
 
 # These paths go through the patched SDK. `patching` decides which calls are recorded and routed.
-SURFACES = frozenset({"/chat/completions", "/completions", "/responses"})
+SURFACES = frozenset({"/chat/completions", "/completions", "/messages", "/responses"})
 
 _NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
 

@@ -19,6 +19,7 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.recording.delivery import Sink
     from art_patch.recording.exchange import Ended, Exchange, in_share
+    from art_patch.recording.messages import as_responses_request, read_messages_request
     from art_patch.recording.process import begin_exchange, current_settings, emit, redacts, set_recorder
     from art_patch.recording.recorder import Recorder
     from art_patch.recording.redaction import Redactor
@@ -30,6 +31,7 @@ else:
         {
             "delivery": "Sink",
             "exchange": "Ended Exchange in_share",
+            "messages": "as_responses_request read_messages_request",
             "process": "begin_exchange current_settings emit redacts set_recorder",
             "recorder": "Recorder",
             "redaction": "Redactor",

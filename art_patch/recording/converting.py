@@ -17,7 +17,7 @@ from typing import Any, cast
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.ids import new_id
 from art_patch._lib.loose_json import as_object, objects, parse_object
-from art_patch.recording import chat, responses
+from art_patch.recording import chat, messages, responses
 from art_patch.recording.exchange import Exchange, in_share
 from art_patch.recording.redaction import MEDIA_REPLACED, Redactor, without_media
 from art_patch.recording.scrubbing import scrub
@@ -91,6 +91,7 @@ def _owner(record: Record) -> str:
 _READERS: dict[Api, tuple[Callable[[dict[str, Any]], chat.Asked], Callable[[bytes], chat.Answered]]] = {
     "chat": (chat.read_chat_request, chat.read_chat_answer),
     "completions": (chat.read_completions_request, chat.read_completions_answer),
+    "messages": (messages.read_messages_request, messages.read_messages_answer),
     "responses": (responses.read_responses_request, responses.read_responses_answer),
 }
 

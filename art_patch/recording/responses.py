@@ -263,7 +263,8 @@ def _others(item: dict[str, Any]) -> JSON:
     if kind == "message":
         return {"role": as_text(item.get("role")) or "user", "content": _content(item.get("content"))}
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+        failed = {"is_error": True} if item.get("is_error") else {}  # Anthropic's
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output")), **failed}
     if kind.endswith("_output"):
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": None, "items": [_readable(item)]}
     return {"role": "user", "content": None, "items": [_readable(item)]}

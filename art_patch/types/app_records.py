@@ -23,7 +23,7 @@ must not name code that the job would run."""
 
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
-Api = Literal["chat", "completions", "responses"]
+Api = Literal["chat", "completions", "messages", "responses"]
 PolicyState = Literal["candidate", "shadow", "canary", "champion", "retired", "rejected"]
 
 UPSTREAM = None

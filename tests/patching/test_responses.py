@@ -835,7 +835,10 @@ def test_any_request_is_survived(body):
     body = {**body, "model": "m"}
     for given_ in (body, body | {"store": False}, body | {"store": False, "input": [body]}):
         options = Options(given_)
-        if responses_request.why_not_routed(options, bool(given_.get("stream")), stateless=True) is None:
+        if (
+            responses_request.why_not_routed(options, bool(given_.get("stream")), Settings(stateless_responses=True))
+            is None
+        ):
             asked = responses.read_responses_request(given_)
             assert read_chat_request({"messages": list(asked.messages)}).messages == asked.messages
 

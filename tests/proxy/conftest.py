@@ -27,6 +27,10 @@ def engine_() -> Iterator[StubServer]:
 @pytest.fixture(scope="package")
 def proxy_(provider_: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     proxy = Proxy(tmp_path_factory.mktemp("proxy"), provider_.url)
+    # The thread that reads the route starts with the first call, which each test may rely on, whichever is first.
+    proxy.chat()
+    proxy.calls(1)
+    provider_.reset()
     yield proxy
     assert proxy.stop() == 0
     # What the tests break on purpose is one line each; nothing of ours may have failed.

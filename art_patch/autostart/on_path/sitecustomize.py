@@ -6,6 +6,7 @@ Right before the program imports the SDK, or a library in `_OURS`, this module p
 
 from __future__ import annotations
 
+import atexit
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # The SDK, and libraries that import it in the middle of a module that an integration needs complete.
-_OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor"})
+# And SDKs of other providers, whose calls are counted.
+_OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor", "anthropic", "google.genai"})
+# HTTP libraries, which tell of calls past all of these: `art_patch.autostart.http_calls`.
+_HTTP = frozenset({"httpx", "httpx2", "requests.sessions", "aiohttp.client"})
 # Attribute of `sys` with the files that ran already, so that two launchers that call each other come to an end.
 _SEEN = "_art_patch_sitecustomize"
 
@@ -29,6 +33,8 @@ class _Starter:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name in _HTTP:
+            return _watched(name, path)
         if name not in _OURS or not self._once:
             return None
         before = list(sys.meta_path)
@@ -47,6 +53,27 @@ class _Starter:
         return None
 
 
+def _watched(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Return the module's own spec, with a loader that also wraps what the module sends by."""
+    spec = PathFinder.find_spec(name, path)
+    loader = None if spec is None else spec.loader
+    if loader is None:
+        return None
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        try:
+            from art_patch.autostart.http_calls import watch
+
+            watch(module)
+        except Exception:
+            return  # an unknown release, or an environment without art_patch: nothing is told
+
+    loader.exec_module = exec_module
+    return spec
+
+
 def _start() -> None:
     try:
         from art_patch.patching import patch_around
@@ -56,6 +83,15 @@ def _start() -> None:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - there is none under pythonw
             sys.stderr.write(f"art-patch: {said}; this process ({sys.executable}) is not patched\n")
+
+
+def _at_exit() -> None:
+    # First of all handlers to be registered, so it runs last.
+    try:
+        if (calls := sys.modules.get("art_patch.autostart.http_calls")) is not None:
+            calls.tell()
+    except Exception:
+        return  # stderr may be closed
 
 
 def _hand_on(seen: set[str]) -> None:
@@ -76,4 +112,5 @@ _seen = sys.__dict__.setdefault(_SEEN, set())
 if __file__ not in _seen:
     _seen.add(__file__)
     sys.meta_path.insert(0, _Starter())
+    atexit.register(_at_exit)
 _hand_on(_seen)

@@ -80,7 +80,7 @@ def proxy(
         Path | None, Option("File, mode 600, with the key that callers must send as x-art-key.")
     ] = None,
 ) -> None:
-    """Serve OpenAI's API at an address, and route and record its requests: for other languages and HTTP clients.
+    """Serve the APIs of OpenAI and Anthropic at an address, and route and record its requests: for all HTTP clients.
 
     Set a client's base URL to that address and keep the provider's own key. The key is sent only to your provider.
 

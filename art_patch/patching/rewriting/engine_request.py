@@ -10,7 +10,7 @@ import asyncio
 import copy
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -40,6 +40,20 @@ def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     # Training needs the ids and log-probabilities of the sampled tokens; the response rewriter removes them again.
     body.update(model=target.champion, logprobs=True, return_token_ids=True)
     return redirected(options, target, client, body)
+
+
+def translated(options: Any, target: Target, client: Any, read: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return request options that ask the champion for a chat completion; `read` parses a body of another API."""
+    given = merged_body(options)
+    asked = read(given)
+    body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
+    body |= {"logprobs": True, "return_token_ids": True}
+    if asked.tools:
+        body["tools"] = list(asked.tools)
+    if given.get("stream"):
+        # The last event of a stream always holds the usage.
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return redirected(options, target, client, body, url="/chat/completions")
 
 
 def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], *, url: str | None = None) -> Any:

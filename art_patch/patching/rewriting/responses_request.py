@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from art_patch._lib.loose_json import as_list, as_object
-from art_patch.patching.rewriting.engine_request import merged_body, redirected, why_not_carried
+from art_patch.patching.rewriting.engine_request import merged_body, translated, why_not_carried
+from art_patch.patching.rewriting.responses_rewriter import ResponsesRewriter
 from art_patch.patching.routing.target import Target
 from art_patch.recording import read_responses_request
+from art_patch.settings import Settings
 
 # These say who asks, and how the provider should bill or cache. The answer repeats them.
 _WITHOUT_EFFECT = frozenset(
@@ -23,31 +25,33 @@ _WITHOUT_EFFECT = frozenset(
 
 def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     """Return request options that ask the champion for a chat completion, for a call that `why_not_routed` accepts."""
-    given = merged_body(options)
-    asked = read_responses_request(given)
-    body: dict[str, Any] = {"model": target.champion, "messages": list(asked.messages), **asked.params}
-    body |= {"logprobs": True, "return_token_ids": True}
-    if asked.tools:
-        body["tools"] = list(asked.tools)
-    if given.get("stream"):
-        # The last event of a Responses stream always holds the usage.
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return redirected(options, target, client, body, url="/chat/completions")
+    return translated(options, target, client, read_responses_request)
 
 
-def why_not_routed(options: Any, stream: bool, *, stateless: bool) -> str | None:
+def rewriter(options: Any, local: Any) -> ResponsesRewriter:
+    """Return the rewriter for the answer to `local`, the request to the engine that was made from `options`."""
+    policy, given = local.json_data["model"], merged_body(options)
+    return ResponsesRewriter(policy, given["model"], n=1, keeps_logprobs=False, keeps_token_ids=False, request=given)
+
+
+def why_not_routed(options: Any, stream: bool, settings: Settings) -> str | None:
     """Return the reason why the champion cannot answer this Responses call; `None` if it can.
 
-    With `store` unset the provider would keep the answer, and a later call could refer to it by its id. `stateless` is
-    the app's promise that it never does so; then such calls can be routed too.
+    With `store` unset the provider would keep the answer, and a later call could refer to it by its id. The setting
+    `stateless_responses` is the app's promise that it never does so; then such calls can be routed too.
     """
     body = merged_body(options)
     reason = why_not_carried(options, body, stream)
     if reason is not None:
         return reason
     store = body.get("store")
-    if store is not False and not (store is None and stateless):
+    if store is not False and not (store is None and settings.stateless_responses):
         return "the provider keeps the answer"
+    return why_no_chat(body)
+
+
+def why_no_chat(body: dict[str, Any]) -> str | None:
+    """Return the reason why a chat completion cannot express this request; `None` if it can."""
     if not isinstance(body.get("model"), str):
         return "no model"
     if body.get("input") is None:

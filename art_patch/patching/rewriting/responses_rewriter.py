@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
 from art_patch._lib.loose_json import as_count, as_object, objects
-from art_patch.patching.rewriting.engine_request import merged_body
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter, StreamRewriter, dump
 from art_patch.types import JSON
 
@@ -47,12 +47,6 @@ _REPEATED: dict[str, Any] = {
 }
 
 
-def rewriter(options: Any, local: Any) -> ResponsesRewriter:
-    """Return the rewriter for the answer to `local`, the request to the engine that was made from `options`."""
-    policy, given = local.json_data["model"], merged_body(options)
-    return ResponsesRewriter(policy, given["model"], n=1, keeps_logprobs=False, keeps_token_ids=False, request=given)
-
-
 @dataclass(frozen=True, slots=True)
 class ResponsesRewriter(ResponseRewriter):
     """Checks an answer like `ResponseRewriter`, and returns a Responses object. `request` is the app's request body."""
@@ -76,7 +70,7 @@ class ResponsesRewriter(ResponseRewriter):
         created = answer.get("created")
         given = {key: value for key in _REPEATED if (value := self.request.get(key)) is not None}
         return {
-            "id": _new_id("resp"),
+            "id": new_id("resp"),
             "object": "response",
             "created_at": created if isinstance(created, int) else int(time.time()),
             "status": "in_progress",
@@ -147,13 +141,13 @@ def _output(message: Mapping[str, Any], why: str | None) -> list[JSON]:
         parts.append(_part("output_text", content or ""))
     if refusal:
         parts.append(_part("refusal", refusal))
-    found = [_call_of(as_object(call)) for call in cast(list[Any], calls)]
+    found = [call_of(as_object(call)) for call in cast(list[Any], calls)]
     status = iter(_statuses(bool(parts) + len(found), why))
-    items = [_message_item(_new_id("msg"), parts, next(status))] if parts else []
-    return items + [_call_item(_new_id("fc"), *call, next(status)) for call in found]
+    items = [_message_item(new_id("msg"), parts, next(status))] if parts else []
+    return items + [_call_item(new_id("fc"), *call, next(status)) for call in found]
 
 
-def _call_of(call: dict[str, Any]) -> tuple[str, str, str]:
+def call_of(call: dict[str, Any]) -> tuple[str, str, str]:
     """Return id, name and arguments of a tool call."""
     function = as_object(call.get("function"))
     call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
@@ -162,7 +156,7 @@ def _call_of(call: dict[str, Any]) -> tuple[str, str, str]:
     return call_id, name, arguments
 
 
-def _new_id(kind: str) -> str:
+def new_id(kind: str) -> str:
     """Return a new id for an item. Its prefix shows the kind: the API checks it when a client sends the item back."""
     return f"{kind}_{uuid.uuid4().hex}"
 
@@ -185,7 +179,7 @@ class _Message:
     """The message item that is being written: one part after the other, each a text or a refusal."""
 
     def __init__(self, index: int) -> None:
-        self.id = _new_id("msg")
+        self.id = new_id("msg")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.parts: list[tuple[str, list[str]]] = []  # kind and pieces of each
 
@@ -197,7 +191,7 @@ class _Call:
     """A function-call item that is being written."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
-        self.id = _new_id("fc")
+        self.id = new_id("fc")
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.call_id = call_id
         self.name = name
@@ -211,24 +205,12 @@ def _logprobs(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "output_text" else {}
 
 
-class ResponsesStream(StreamRewriter):
-    """Turns the chunks of a chat answer into the events of a Responses stream."""
+class TranslatedStream(StreamRewriter):
+    """Checks the chunks of a chat answer, and turns them into the events of another API."""
 
     # Reasoning is waited through and not handed out: the app would send it back with its next call, which may go
     # upstream, and a provider refuses reasoning that is not its own. The record has it.
     shows_reasoning = False
-
-    def __init__(self, rewriter: ResponsesRewriter) -> None:
-        super().__init__(rewriter)
-        self._request = rewriter
-        self._response: dict[str, Any] = {}
-        self._number = 0
-        self._items: list[_Message | _Call] = []
-        self._message: _Message | None = None
-        self._calls: dict[int, _Call] = {}
-        self._why: str | None = None
-        self._usage: Any = None
-        self._closed = self._over = False
 
     def end(self) -> bytes:
         """Return the final events when the engine's stream has ended."""
@@ -252,11 +234,35 @@ class ResponsesStream(StreamRewriter):
     def _last(self, line: bytes) -> bytes:
         return self._terminal()
 
-    def _error(self, line: bytes) -> bytes:
-        return line.rstrip() + b"\n\n"
-
     def _chunk(self, chunk: dict[str, Any], line: bytes) -> bytes:
         return b"".join(self._events(chunk))
+
+    @abstractmethod
+    def _events(self, chunk: dict[str, Any]) -> Iterable[bytes]:
+        """Yield the events for a chunk."""
+
+    @abstractmethod
+    def _terminal(self) -> bytes:
+        """Return the final events, once."""
+
+
+class ResponsesStream(TranslatedStream):
+    """Turns the chunks of a chat answer into the events of a Responses stream."""
+
+    def __init__(self, rewriter: ResponsesRewriter) -> None:
+        super().__init__(rewriter)
+        self._request = rewriter
+        self._response: dict[str, Any] = {}
+        self._number = 0
+        self._items: list[_Message | _Call] = []
+        self._message: _Message | None = None
+        self._calls: dict[int, _Call] = {}
+        self._why: str | None = None
+        self._usage: Any = None
+        self._closed = self._over = False
+
+    def _error(self, line: bytes) -> bytes:
+        return line.rstrip() + b"\n\n"
 
     def _events(self, chunk: dict[str, Any]) -> Iterable[bytes]:
         if not self._response:

@@ -52,14 +52,19 @@ BYPASSES: tuple[Bypass, ...] = (
            "call client.responses.create() instead"),
     Bypass("portkey-ai", "all calls: it brings an OpenAI SDK of its own",
            "use OpenAI(base_url=...) with Portkey's address"),
-    Bypass("anthropic", "all calls: an SDK of its own", _OWN_SDK),
-    Bypass("google-genai", "all calls: an SDK of its own", _OWN_SDK),
+    Bypass("anthropic", "all calls: an SDK of its own", "set ANTHROPIC_BASE_URL to the address of `art-patch proxy "
+           "--upstream https://api.anthropic.com/v1`, without its /v1"),
+    Bypass("google-genai", "all calls: an SDK of its own",
+           'OpenAI(base_url="https://generativelanguage.googleapis.com/v1beta/openai/")'),
     Bypass("boto3", "calls to Bedrock: an SDK of its own", _OWN_SDK),
     Bypass("ollama", "all calls: an SDK of its own", 'OpenAI(base_url="http://127.0.0.1:11434/v1")'),
     Bypass("groq", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.groq.com/openai/v1")'),
     Bypass("mistralai", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.mistral.ai/v1")'),
     Bypass("together", "all calls: an SDK of its own", 'OpenAI(base_url="https://api.together.xyz/v1")'),
     Bypass("cohere", "all calls: an SDK of its own", _OWN_SDK),
+    *(Bypass(name, "calls that a program sends by it: it is an HTTP client", "give the program the address of "
+             "`art-patch proxy`; `art-patch run` says at the program's exit if it sent such calls")
+      for name in ("requests", "aiohttp")),
 )
 # fmt: on
 
@@ -79,6 +84,14 @@ class Watched(NamedTuple):
     module: str
     places: tuple[str, ...]
     passes: Callable[[Any], bool] | None = None
+
+
+_MESSAGES = tuple(f"{kind}Messages.{name}" for kind in ("", "Async") for name in ("create", "stream", "parse"))
+
+
+def _leaves(resource: Any) -> bool:
+    """Return whether calls of this part of Anthropic's SDK go to another machine, and so past a proxy on this one."""
+    return resource._client.base_url.host not in ("127.0.0.1", "::1", "localhost")
 
 
 def _websocket(name: str, module: str, prefix: str) -> Watched:
@@ -132,6 +145,14 @@ WATCHED = (
         "openai-agents",
         "agents.models.openai_responses",
         ("OpenAIResponsesWSModel._fetch_response",),
+    ),
+    Watched("anthropic", "anthropic", "anthropic.resources.messages.messages", _MESSAGES, _leaves),
+    Watched("anthropic", "anthropic", "anthropic.resources.beta.messages.messages", _MESSAGES, _leaves),
+    Watched(
+        "google-genai",
+        "google-genai",
+        "google.genai.models",
+        tuple(f"{kind}Models.generate_content{end}" for kind in ("", "Async") for end in ("", "_stream")),
     ),
     _websocket("openai responses websocket", "openai.resources.responses.responses", "Responses"),
     _websocket("openai realtime", "openai.resources.realtime.realtime", "Realtime"),
@@ -251,6 +272,7 @@ class Detector:
                 done = "recorded, but not routed" if recorded else "neither recorded nor routed"
                 shown = (bypass.name, done, cure_of(bypass))
                 logger.warning("art_patch: a call went past the patch (%s), %s: %s", *shown)
+                runtime.report()  # a program without other calls may end before its next report
         except Exception as error:
             faults.fault("patching.bypass", error)
 

@@ -8,8 +8,9 @@ completions. A request of another surface goes upstream, unless it can be transl
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from art_patch._lib.faults import faults
 from art_patch.patching.rewriting.engine_request import to_engine_request, why_not_routed
@@ -22,8 +23,8 @@ from art_patch.types import Api
 class Chat:
     """Chat completions, the API that the engine has. The other surfaces derive from this class. It has no state."""
 
-    api: ClassVar[Api] = "chat"
-    needs_model: ClassVar[bool] = True
+    api: Api = "chat"
+    needs_model = True
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
         """Return the reason why the engine cannot answer this call; `None` if it can."""
@@ -56,33 +57,32 @@ class Completions(Chat):
         return "a completion prompt is not a chat"
 
 
-class Responses(Chat):
-    """The Responses API. A request is translated to a chat completion if the translation loses nothing."""
+class Translated(Chat):
+    """An API whose calls become chat completions if that loses nothing. A module of `rewriting` does it."""
 
-    api = "responses"
-    needs_model = False  # a `prompt` template may name the model
+    def __init__(self, api: Api, module: str, *, needs_model: bool = True) -> None:
+        self.api, self.needs_model, self._module = api, needs_model, f"art_patch.patching.rewriting.{module}"
 
     def why_not_routed(self, options: Any, stream: bool, settings: Settings) -> str | None:
         """Return why this call cannot be translated; `None` if it can."""
         # Imported by the first call that needs it, so that `patch()` is spared it.
-        from art_patch.patching.rewriting.responses_request import why_not_routed
-
-        return why_not_routed(options, stream, stateless=settings.stateless_responses)
+        return import_module(self._module).why_not_routed(options, stream, settings)
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
-        """Return the request options of a chat completion, translated from this Responses call."""
-        from art_patch.patching.rewriting.responses_request import to_engine_request
-
-        return to_engine_request(options, target, client)
+        """Return the request options of a chat completion, translated from this call."""
+        return import_module(self._module).to_engine_request(options, target, client)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
-        """Return a rewriter that turns the engine's chat answer into a Responses object."""
-        from art_patch.patching.rewriting.responses_rewriter import rewriter
-
-        return rewriter(options, local)
+        """Return a rewriter that turns the engine's chat answer into one of this API."""
+        return import_module(self._module).rewriter(options, local)
 
 
-_BY_PATH: dict[str, Chat] = {"chat/completions": Chat(), "completions": Completions(), "responses": Responses()}
+_BY_PATH: dict[str, Chat] = {
+    "chat/completions": Chat(),
+    "completions": Completions(),
+    "messages": Translated("messages", "messages"),  # Anthropic's, for callers of the proxy
+    "responses": Translated("responses", "responses_request", needs_model=False),  # a `prompt` template may name it
+}
 # The path as the SDK writes it, so that nearly every call is found without splitting its address.
 _BY_URL: dict[str, Chat] = {f"/{path}": surface for path, surface in _BY_PATH.items()}
 
