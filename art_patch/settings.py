@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from art_patch._lib.key_files import engine_key
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
 from art_patch.types import Mode
@@ -99,6 +100,10 @@ class Settings(BaseModel):
     engine_key_file: Path | None = None
     """File with the engine's key, mode 600, for apps on other machines. Default: `engine.key` in the project's
     directory, where `art-patch serve` keeps a copy of its key."""
+
+    engines: tuple[str, ...] = ()
+    """Addresses that may be engines, such as `http://10.0.0.7:8700/v1`, separated by commas in the variable. Default:
+    any address that the store names. Set it where programs that you do not trust may write to the store."""
 
     timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that the champion may take for an answer, or between two chunks of a streamed answer."""
@@ -224,6 +229,12 @@ class Settings(BaseModel):
         names: Any = value.split(",") if isinstance(value, str) else value
         return tuple(str(name).strip() for name in names if str(name).strip())
 
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _are_addresses(cls, value: Any) -> Any:
+        # Any text is taken: a variable with a wrong value is ignored, and then every address would be allowed.
+        return tuple(each.strip().rstrip("/") for each in (value.split(",") if isinstance(value, str) else value))
+
     @field_validator("checks", mode="before")
     @classmethod
     def _are_checks(cls, value: Any) -> Any:
@@ -257,6 +268,14 @@ class Settings(BaseModel):
             f"{scheme!r} is not a store this release opens; "
             "write a path, sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
         )
+
+    def engine_key(self, base_url: str | None, key_file: str | None) -> str | None:
+        """Return the key for an engine that the store names; a `ConfigError` says why it must not be called."""
+        if self.engines and not self.base_url and (base_url or "").rstrip("/") not in self.engines:
+            raise ConfigError(
+                f"the store names the engine {base_url!r:.300}; if it is yours, add it to ART_PATCH_ENGINES"
+            )
+        return engine_key(key_file, self.directory, self.engine_key_file)
 
     @cached_property
     def directory(self) -> Path:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +26,9 @@ import pytest
 
 from art_patch.grouping.wording import words_of
 from art_patch.recording.scrubbing import hide
+from tests.support.apps import FULL
 from tests.support.growth import too_steep
-
-_parser: Any = importlib.import_module("re._parser")  # what `re` itself compiles from; no public one exists
+from tests.support.hostile_texts import HostileText, hostile_texts
 
 _ROOT = Path(__file__).parents[1]
 _SOURCES = {
@@ -108,7 +110,7 @@ _USES = [use for path, source in _SOURCES.items() for use in _uses(path, source)
 # Not found in the source.
 
 
-def _strings(path: str) -> list[re.Pattern[str]]:
+def strings_of(path: str) -> list[re.Pattern[str]]:
     """Every string of a module that is a valid expression."""
     found: list[re.Pattern[str]] = []
     for value in _namespace(path).values():
@@ -136,7 +138,7 @@ _WITHIN: dict[str, tuple[Callable[[str], Any], Callable[[], list[re.Pattern[str]
         words_of,
         lambda: [_namespace("art_patch/grouping/wording.py")["_MATERIAL"]],
     ),
-    "art_patch/recording/scrubbing.py:_compiled": (hide, lambda: _strings("art_patch/recording/scrubbing.py")),
+    "art_patch/recording/scrubbing.py:_compiled": (hide, lambda: strings_of("art_patch/recording/scrubbing.py")),
 }
 """Linear only as its function uses it, which is measured in its place."""
 
@@ -155,88 +157,11 @@ _EXEMPT = {
 """What is not looked at, and why that is no risk."""
 
 
-# Hostile texts.
-
-_UNITS = (
-    "a", "A", "0", "-", "_", "=", ":", ".", ",", "@", "/", "<", ">", "(", "[", "{", "*", "&", '"', "'", "`", "\\", " ",
-    "\n", "\t", "\u00e9", "\u5fd8", "\u201c", "a-", "-a", "a.", "a@", "a/", "a=", "a:", "a ", "a\n", "1.", "1 ", "1-",
-    "Aa ", "A. ", " \n", "\r\n", "://", "</", "{}", '"a" ', "\\u00", "deadbeef", "4e", "a1", "a1-", "apikey", "apikey=",
-    "key", "eyJhbGciOi_-", "0123456789abcdef ", "data:", "a, ", "<a>", "\n- ", "#a",
-)  # fmt: skip
-_TAILS = ("", "!", "\u00e9", "\n!")
+# Measured.
 
 _SIZES = ((100, 1_000, 10_000), (10_000, 100_000), (100_000, 1_000_000))
 _WORST = 10
 """So many texts of each size go on to the next: those that took longest."""
-
-
-def _texts(pattern: re.Pattern[Any]) -> list[tuple[str, str, str]]:
-    """What stands in front, what is repeated, what stands behind."""
-    texts = [("", unit, tail) for unit in _UNITS for tail in ("", "!")]
-    for lead, unit in _repetitions(pattern):
-        texts += [(lead, unit, tail) for tail in _TAILS]
-        texts += [("", lead + unit, tail) for tail in _TAILS]
-        texts += [("", unit, "!"), (lead, unit + " ", ""), ("", unit + "\n", "")]
-    return list(dict.fromkeys(texts))
-
-
-def _repetitions(pattern: re.Pattern[Any]) -> list[tuple[str, str]]:
-    """For each repetition in an expression, a text that leads there and one that it repeats."""
-    found: dict[tuple[str, str], None] = {}
-
-    def walk(items: Any, lead: str) -> str:
-        """Return `lead` and a text that `items` match, as far as nothing looks ahead or behind."""
-        for op, value in items:
-            match str(op):
-                case "LITERAL":
-                    lead += chr(value)
-                case "NOT_LITERAL":
-                    lead += "a" if chr(value) != "a" else "b"
-                case "ANY":
-                    lead += "a"
-                case "IN":
-                    lead += _one_of(value)
-                case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                    least, most, body = value
-                    unit = walk(body, lead)[len(lead) :]
-                    if most > 8 and unit:
-                        found[lead, unit] = None
-                    lead += unit * min(least, 40)
-                case "SUBPATTERN":
-                    lead = walk(value[3], lead)
-                case "ATOMIC_GROUP":
-                    lead = walk(value, lead)
-                case "ASSERT" | "ASSERT_NOT":
-                    walk(value[1], lead if value[0] > 0 else "")
-                case "BRANCH":
-                    lead = min([walk(branch, lead) for branch in value[1]], key=len)
-                case _:  # places and references match no text of their own
-                    pass
-        return lead
-
-    whole = walk(_parser.parse(pattern.pattern, pattern.flags), "")
-    return [*found, *([("", whole)] if whole else [])]
-
-
-def _one_of(items: Any) -> str:
-    """A character that a class matches, preferably one that other classes match too."""
-    named = [(str(kind), value) for kind, value in items]
-    negated = ("NEGATE", None) in named
-    edges = [value if kind == "LITERAL" else value[0] for kind, value in named if kind in ("LITERAL", "RANGE")]
-    return next(c for c in "a0-A. _\n!" + "".join(map(chr, edges)) if any(_fits(c, *each) for each in named) != negated)
-
-
-def _fits(character: str, kind: str, value: Any) -> bool:
-    if kind == "LITERAL":
-        return ord(character) == value
-    if kind == "RANGE":
-        return value[0] <= ord(character) <= value[1]
-    classes = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w", "NOT_DIGIT": r"\D", "NOT_SPACE": r"\S", "NOT_WORD": r"\W"}
-    name = str(value).removeprefix("CATEGORY_")
-    return kind == "CATEGORY" and re.fullmatch(classes[name], character) is not None
-
-
-# Measured.
 
 
 def _doing(pattern: re.Pattern[Any], method: str) -> Callable[[Any], Any]:
@@ -247,20 +172,14 @@ def _doing(pattern: re.Pattern[Any], method: str) -> Callable[[Any], Any]:
 
 def _slow(do: Callable[[Any], Any], *patterns: re.Pattern[Any]) -> str | None:
     """Return a text made for `patterns` for which `do` takes more than linear time; `None` if there is none."""
-    as_bytes = isinstance(patterns[0].pattern, bytes)
-    texts = list(dict.fromkeys(chain.from_iterable(map(_texts, patterns))))
-
-    def made(text: tuple[str, str, str], size: int) -> Any:
-        lead, unit, tail = text
-        whole = lead + unit * (size // len(unit)) + tail
-        return whole.encode("utf-8", "surrogatepass") if as_bytes else whole
+    texts = list(dict.fromkeys(chain.from_iterable(map(hostile_texts, patterns))))
 
     for sizes in _SIZES:
-        took: dict[tuple[str, str, str], float] = {}
+        took: dict[HostileText, float] = {}
         for text in texts:
             began = time.perf_counter()
-            if steep := too_steep(do, partial(made, text), sizes):
-                return f"{text[0]!r} + {text[1]!r} * n + {text[2]!r}: {steep}"
+            if steep := too_steep(do, text.of_size, sizes):
+                return f"{text}: {steep}"
             took[text] = time.perf_counter() - began
         texts = sorted(texts, key=lambda text: -took[text])[:_WORST]
     return None
@@ -286,6 +205,28 @@ def test_an_assembled_pattern_takes_linear_time(pattern):
 def test_a_function_takes_linear_time(place):
     do, patterns = _WITHIN[place]
     assert _slow(do, *patterns()) is None
+
+
+@pytest.mark.slow
+def test_random_texts_take_linear_time():
+    """A minute of random texts with ART_PATCH_FULL=1; else sixty, which are the same each time."""
+    seed = time.time_ns() if FULL else 1
+    rng, until = random.Random(seed), time.monotonic() + 60
+    searches = [
+        (_doing(use.pattern, method), [use.pattern]) for use in _MEASURED if use.pattern for method in use.methods
+    ]
+    searches += [(_doing(pattern, "sub"), [pattern]) for made in _ASSEMBLED.values() for pattern in made()]
+    searches += [(do, made()) for do, made in _WITHIN.values()]
+    for count in itertools.count():
+        if time.monotonic() > until if FULL else count == 60:
+            break
+        do, patterns = rng.choice(searches)
+        known = hostile_texts(rng.choice(patterns))
+        parts = [part for text in rng.sample(known, 4) for part in text[:3] if part]
+        lead, unit, tail = ("".join(rng.choices(parts, k=rng.randint(*most))) for most in ((0, 2), (1, 3), (0, 2)))
+        text = HostileText(lead, unit, tail, known[0].as_bytes)
+        steep = too_steep(do, text.of_size, (1_000, 10_000, 100_000, 1_000_000))
+        assert steep is None, f"seed {seed}, {patterns}, {text}: {steep}"
 
 
 @pytest.mark.slow

@@ -68,7 +68,10 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 
 @contextmanager
 def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
-    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted."""
+    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted.
+
+    Directories get the mode `mode`, and files the same without the right to execute them.
+    """
     import shutil  # costs milliseconds, for which an app that only reads key files need not wait
 
     empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
@@ -82,8 +85,8 @@ def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
         raise ConfigError(f"{target} cannot be written: {error}") from error
     try:
         yield work
-        work.chmod(mode)
-        for path in (*work.iterdir(), work):
+        for path in (*work.rglob("*"), work):
+            path.chmod(mode if path.is_dir() else mode & 0o666)
             sync(path)
         try:
             take_place(work, target)  # an empty directory gives way, a full one does not

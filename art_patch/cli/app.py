@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from traceback import format_exc
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from art_patch._lib.version import __version__
+from art_patch._lib.visible_text import visible
 from art_patch.cli import output
 from art_patch.cli.commands import (
     cron,
@@ -173,6 +176,11 @@ def _is_assignment(binding: Any) -> bool:
     return binding.value is not None and re.fullmatch(r"[A-Za-z_]\w*", binding.key, re.ASCII) is not None
 
 
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def run_app() -> None:
     """Run the command in `sys.argv` and end the process with its exit code."""
 
@@ -180,6 +188,9 @@ def run_app() -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130
 
     signal.signal(signal.SIGTERM, on_terminate)
+    # Log lines may quote a server, as a traceback may.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Visible())
     # An empty variable is unset: for options, too, and for the programs that are started from here.
     for name in [name for name, value in os.environ.items() if name.startswith(PREFIX) and not value.strip()]:
         del os.environ[name]
@@ -188,5 +199,7 @@ def run_app() -> None:
     except ArtPatchError as error:
         # Behind `--` stand the options of another program, which may have a `--json` of its own.
         ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
-        # Other exceptions are mistakes of ours and end with a traceback.
         sys.exit(output.fail(error, as_json="--json" in ours))
+    except Exception:  # a mistake of ours
+        sys.stderr.write(visible(format_exc()))
+        sys.exit(1)

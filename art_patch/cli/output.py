@@ -1,20 +1,19 @@
 """Prints results, progress and errors.
 
-A terminal must never execute recorded text. Strangers who talk to an agent decide what is recorded: an escape sequence
-could rename the window, hide the text that follows or type an answer for the user, and characters that change the
-writing direction could make a text look like another one. So every such character is printed as its escape sequence in
-Python, and texts are passed to rich as `Text`, in which brackets are not markup.
+A terminal must never execute recorded text, and strangers who talk to an agent decide what is recorded. So both
+consoles print whatever could control a terminal as its escape sequence in Python, whatever a command passes to them.
+Recorded texts are passed to rich as `Text`, in which brackets are not markup.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from art_patch._lib.visible_text import one_line, visible
 from art_patch.errors import ArtPatchError, ConfigError
 
 # Rich is imported by the functions that draw: an answer in JSON, which scripts wait for, needs none of it.
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
-# C0 without tab and newline, DEL, C1, marks and overrides of direction, line separators, halves of surrogate pairs.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 
 
 def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:
@@ -71,22 +65,6 @@ def confirmed(question: str, *, yes: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def visible(text: object) -> str:
-    r"""Return the text with each character that could control a terminal replaced by its escape, such as `\x1b`."""
-    # A Windows line end is harmless; a carriage return alone could overwrite the line.
-    return _UNSAFE.sub(_escape, str(text).replace("\r\n", "\n"))
-
-
-def one_line(text: object) -> str:
-    """Return the text as `visible` does, with line breaks and tabs replaced, so that it fits on one line."""
-    return " ".join(visible(text).split())
-
-
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
 def cell(text: object, style: str = "") -> Text:
     """Return recorded text for a cell of a table: on one line, and with its brackets not read as markup."""
     from rich.text import Text
@@ -96,16 +74,34 @@ def cell(text: object, style: str = "") -> Text:
 
 def stdout() -> Console:
     """Return the console for results, on stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False)
+    return _console()
 
 
 def stderr() -> Console:
     """Return the console for progress and errors, on stderr."""
-    from rich.console import Console
+    return _console(on_stderr=True)
 
-    return Console(stderr=True, highlight=False)
+
+def _console(*, on_stderr: bool = False) -> Console:
+    from rich.console import Console
+    from rich.errors import MarkupError
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class Safe(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                # A link is an escape sequence of its own; brackets in a text may have asked for it.
+                plain = style.update_link(None) if style and style.link else style
+                yield Segment(text if control else visible(text), plain, control)
+
+        def render_str(self, text: str, **how: Any) -> Text:
+            try:
+                return super().render_str(text, **how)
+            except MarkupError:  # brackets of a text that was not meant as markup
+                return Text(text)
+
+    return Safe(highlight=False, stderr=on_stderr)
 
 
 def table(
@@ -146,6 +142,9 @@ class Bars:
         """Show that `done` of `total` items of a stage are finished."""
         if self._progress is None:
             return
+        from rich.markup import escape
+
+        note = escape(one_line(note))
         task, before = self._tasks.get(stage, (None, 0))
         # A stage that begins again, as in the next cycle of a demo, gets a bar of its own.
         if task is None or done < before:

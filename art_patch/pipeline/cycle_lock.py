@@ -64,7 +64,7 @@ class CycleLease:
 def project_lock(directory: Path) -> Generator[None]:
     """Hold the lock file of a project's directory while the block runs; raises `Busy` if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(directory / "cycle.lock", timeout=0)
+    lock = FileLock(directory / "cycle.lock", timeout=0, mode=0o600)
     try:
         lock.acquire()
     except Timeout:

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from art_patch._lib.atomic_files import replacing
 from art_patch._lib.ids import new_id
+from art_patch._lib.visible_text import one_line, visible
 from art_patch.types import JSON
 
 Outcome = Literal[
@@ -78,11 +79,11 @@ def to_markdown(facts: JSON) -> str:
         f"# {facts['outcome']}" + (f": {facts['candidate']}" if facts["candidate"] else ""),
         "",
         # One line, because a reason may quote an error message with line breaks or Markdown's headings.
-        _one_line(str(facts["reason"])),
+        one_line(str(facts["reason"])),
         "",
         f"- began {began}, took {facts['took_s']:,.0f} s",
         f"- champion {facts['champion'] or 'none'}",
-        f"- started by {_one_line(facts['who'])}",
+        f"- started by {one_line(facts['who'])}",
     ]
     if costs:
         # `None`: the price of an answer is not known. The sum is then a lower bound and says so.
@@ -92,10 +93,10 @@ def to_markdown(facts: JSON) -> str:
         lines += ["", f"## {stage}", ""]
         if isinstance(values, dict):
             shown = _shown(cast("dict[str, Any]", values))
-            lines += [f"- {key}: {_one_line(value)}" for key, value in shown if key not in LONG]
+            lines += [f"- {key}: {one_line(value)}" for key, value in shown if key not in LONG]
         else:
-            lines.append(f"- {_one_line(str(values))}")
-    return "\n".join(lines) + "\n"
+            lines.append(f"- {one_line(str(values))}")
+    return visible("\n".join(lines) + "\n")
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
@@ -118,7 +119,3 @@ def _without_text(metrics: JSON) -> dict[str, Any]:
         for key, value in metrics.items()
         if key not in _WITH_TEXT
     }
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

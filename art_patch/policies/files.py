@@ -84,9 +84,11 @@ def publish_adapter(
     manifest = {**(extra or {}), "files": hashes, "base_sha256": base_sha256}
     manifest_path = source / MANIFEST
     manifest_path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    for file in (*files, MANIFEST):  # the directory kept others out so far; a copy of it may not
+        (source / file).chmod(0o600)
     _hash_and_sync(manifest_path)
     sync(source)  # fsync of a file keeps its content; its name is kept by the directory
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         # No test before the rename can be enough: another process may publish between the two. The rename itself
         # fails on a directory that holds files, so the first process wins.

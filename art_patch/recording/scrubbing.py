@@ -1,12 +1,15 @@
 """Replaces keys, tokens and passwords in texts by `***`, as far as patterns recognise them.
 
 Error texts are always scrubbed. Texts of users and models are scrubbed only with `redact="secrets"`. All patterns run
-in linear time: a search holds the interpreter's lock, so a text that makes a pattern slow would stop the whole app.
+in linear time, and search a long text in windows: a search holds the interpreter's lock, so a single one over a long
+text would stop the whole app. Between two windows other threads run.
 """
 
 import re
-from functools import cache, partial
+from functools import cache
+from io import StringIO
 from string import ascii_letters, digits
+from typing import NamedTuple
 
 MAX_ERROR_CHARS = 2000
 HIDDEN = "***"
@@ -16,23 +19,64 @@ _IN_SECRETS = f"{ascii_letters}{digits}._-+/=~"
 # So much of an error is searched: more than is kept, because what is hidden may be long.
 _SEARCHED_CHARS = 4 * MAX_ERROR_CHARS
 
-_BEFORE_NAMES = (
-    (r"(?i)(://)[^/\s@'\"]+@", rf"\1{HIDDEN}@"),
-    (r"(?i)\b(bearer|basic)\s+[^\s'\",;]+", rf"\1 {HIDDEN}"),
-)
-_AFTER_NAMES = (
-    (r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6,}", HIDDEN),
-    (r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*", HIDDEN),
-)
-# With the look-behind, a word is tried once, and not again from each of its characters.
-_NAMED = r"(?<![\w-])([\w-]+)['\"]?\s*[:=]\s*['\"]?(?!\s)"
+_WINDOW = 16_384
+# What stands before a secret and the secret's first characters, wherever they begin in a window, lie in this one or the
+# next as a whole, if they are no longer than this.
+_OVERLAP = 2_048
+
+
+class _Rule(NamedTuple):
+    """One kind of secret: an expression for its beginning and what stands before, and one for the rest of it.
+
+    `keeps` is a group of `begins`: what is before its end stays. `named`: what the first group must contain. `looks`:
+    what the text from the beginning on must match.
+    """
+
+    begins: str
+    goes_on: str
+    becomes: str = HIDDEN
+    keeps: int | None = None
+    named: str | None = None
+    looks: str | None = None
+
+
 _SECRET_NAME = (
     r"(?i)api[_-]?key|access[_-]?key|secret|password|passwd|authorization|credential|signature"
     r"|(?:^|-)(?:key|token|sig|auth)\Z"
 )
-_VALUE = r"(?i)(?:(?:bearer|basic)\s+)?[^\s'\",;&}\])]+"
-_LONG_WORD = r"\b[A-Za-z0-9_-]{32,}\b"
 _MIXED = r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])"
+_CALLED = r"(?:pass(?:word|wd|phrase|code)|secret|api[ _-]?key|token)"
+_SAID = r"[^\s'\",;]*[^\s'\",;.:!?)\]}]"
+_NO_SECRET = (
+    "an?|already|also|bad|being|blank|deprecated|disabled|empty|expired|for|from|in|inactive|incorrect|invalid|malformed|"
+    "missing|mandatory|necessary|needed|neither|never|no|none|not|now|null|of|only|optional|out|required|revoked|set|"
+    "still|that|the|to|too|undefined|unknown|unset|valid|wrong"
+)
+
+_RULES = (
+    _Rule(r"(?i)(://)[^/\s@'\"]+@", "", f"{HIDDEN}@", keeps=1),
+    _Rule(r"(?i)\b(bearer|basic)\s+(?=[^\s'\",;])", r"[^\s'\",;]+", f" {HIDDEN}", keeps=1),
+    # With the look-behind, a word is tried once, and not again from each of its characters.
+    _Rule(
+        r"(?<![\w-])([\w-]+)['\"]?\s*[:=]\s*['\"]?(?!\s)",
+        r"(?i)(?:(?:bearer|basic)\s+)?[^\s'\",;&}\])]+",
+        keeps=0,
+        named=_SECRET_NAME,
+    ),
+    _Rule(r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6}", r"[A-Za-z0-9*_-]*"),
+    _Rule(r"\beyJ[A-Za-z0-9_-]{8}", r"[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*"),
+    _Rule(r"\b[A-Za-z0-9_-]{32}", r"[A-Za-z0-9_-]*\b", looks=_MIXED),
+    _Rule(r"\b(?:org-|proj_)(?=[A-Za-z]{0,32}\d)[A-Za-z0-9]{8}", r"[A-Za-z0-9]*\b"),
+    _Rule(r"(?i)[?&](?:code|ticket|session|sid|pass|pwd)=", r"[^\s'\",;&}\])]+", keeps=0),
+    # "API key abc1 is wrong", and "the password is swordfish", but not "the password is wrong".
+    _Rule(rf"(?i)\b{_CALLED}\s{{1,4}}['\"]?{_MIXED}", _SAID, keeps=0),
+    _Rule(
+        rf"(?i)\b{_CALLED}(?:\s{{1,4}}(?:provided|given|used|sent))?(?:\s{{1,4}}(?:is|was)|\s{{0,4}}:)\s{{1,4}}"
+        rf"['\"]?(?!(?:{_NO_SECRET})\b)",
+        _SAID,
+        keeps=0,
+    ),
+)
 
 
 @cache
@@ -43,12 +87,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def hide(text: str) -> str:
     """Return `text` with secrets replaced by `***`."""
-    for pattern, replacement in _BEFORE_NAMES:
-        text = _compiled(pattern).sub(replacement, text)
-    text = _without_named(text)
-    for pattern, replacement in _AFTER_NAMES:
-        text = _compiled(pattern).sub(replacement, text)
-    return _compiled(_LONG_WORD).sub(partial(_unless_plain, text), text)
+    for rule in _RULES:
+        text = _applied(rule, text)
+    return text
 
 
 def scrub(text: str) -> str:
@@ -75,23 +116,32 @@ def _cut(text: str) -> str:
     return text[: least - _PIECE_CHARS] + text[least - _PIECE_CHARS : least].rstrip(_IN_SECRETS) + HIDDEN
 
 
-def _without_named(text: str) -> str:
-    """Hide what follows a name such as `api_key` and a colon or an equals sign."""
-    pieces: list[str] = []
-    kept = 0  # `pieces` holds everything before
-    for found in _compiled(_NAMED).finditer(text):
-        # A value is skipped: it may hold the name of a secret itself.
-        if found.start() < kept or not _compiled(_SECRET_NAME).search(found[1]):
+def _applied(rule: _Rule, text: str) -> str:
+    begins, goes_on = _compiled(rule.begins), _compiled(rule.goes_on)
+    clean = StringIO()  # joining hundreds of thousands of pieces would be one long call
+    kept = at = 0  # `clean` holds everything before `kept`
+    while at < len(text):
+        sure = len(text) if len(text) - at <= _WINDOW else at + _WINDOW - _OVERLAP
+        found = begins.search(text, at, at + _WINDOW)
+        if found is None or found.start() >= sure:
+            at = sure
             continue
-        if value := _compiled(_VALUE).match(text, found.end()):
-            pieces += text[kept : found.end()], HIDDEN
-            kept = value.end()
-    pieces.append(text[kept:])
-    return "".join(pieces)
-
-
-def _unless_plain(text: str, found: re.Match[str]) -> str:
-    """Hide a long word of letters and digits."""
-    # `_MIXED` is asked once for each whole word. Inside the pattern of words, it would be asked at each of their
-    # characters.
-    return HIDDEN if _compiled(_MIXED).match(text, found.start()) else found[0]
+        at = found.end()
+        if rule.named and not _compiled(rule.named).search(found[1]):
+            continue
+        rest = goes_on.match(text, at, at + _WINDOW)
+        if rest is None:
+            continue
+        # What is hidden is skipped: a value may hold the name of a secret itself. And a word is looked at once.
+        at = rest.end()
+        # One less, because a dot at the end of a window counts only with what follows it.
+        while rest and rest.end() - rest.start() >= _WINDOW - 1:
+            rest = goes_on.match(text, at, at + _WINDOW)
+            at = rest.end() if rest else at
+        if not rule.looks or _compiled(rule.looks).match(text, found.start(), found.start() + _WINDOW):
+            clean.write(text[kept : found.start() if rule.keeps is None else found.end(rule.keeps)] + rule.becomes)
+            kept = at
+    if not kept:
+        return text
+    clean.write(text[kept:])
+    return clean.getvalue()

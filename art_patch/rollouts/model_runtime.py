@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors, policies, promotion, serving
-from art_patch._lib.key_files import engine_key
 from art_patch.errors import ConfigError, EngineError, StoreError
 from art_patch.rollouts import processes, records
 from art_patch.rollouts.at_once import bar
@@ -271,7 +270,7 @@ class ModelRuntime:
         route = self._opened().ledger.route()
         if (base_url := self._settings.base_url or route.base_url) is None:
             return None
-        key = engine_key(route.key_file, self._settings.directory, self._settings.engine_key_file)
+        key = self._settings.engine_key(base_url, route.key_file)
         with serving.EngineClient(base_url, key) as engine:
             if not engine.health():
                 return None

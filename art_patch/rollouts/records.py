@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 from openai.types.chat.chat_completion import Choice as SdkChoice
 
 from art_patch import grouping, trajectories, types
+from art_patch._lib.atomic_files import private
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError
 from art_patch.rollouts.trajectory import Failure, History, Trajectory
@@ -152,7 +153,7 @@ def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float]
     line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     # One short write at the end of the file: lines of two scripts do not mix.
-    with (directory / HISTORY).open("a") as file:
+    with open(directory / HISTORY, "a", opener=private) as file:
         file.write(json.dumps(line) + "\n")
 
 

@@ -53,11 +53,11 @@ class EngineClient:
 
     @classmethod
     def of_project(cls, settings: Settings, base_url: str, key_file: str | None, *, timeout_s: float = 120.0) -> Self:
-        """Returns a client that sends the project's keys; raises a `ConfigError` if the key file cannot be read.
+        """Returns a client that sends the project's keys; a `ConfigError` says why the engine must not be called.
 
         `key_file` is the file with the engine's API key, as the store records it; `None` if the engine asks for none.
         """
-        key = key_files.engine_key(key_file, settings.directory, settings.engine_key_file)
+        key = settings.engine_key(base_url, key_file)
         return cls(base_url, key, admin_key=key_files.admin_key(settings.directory), timeout_s=timeout_s)
 
     @classmethod

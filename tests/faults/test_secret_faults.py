@@ -90,3 +90,47 @@ def test_s10_secret_canary(
     figure(f"s10 secret_bytes_found, engine {engine}", sum(found.values()) * len(canary), "0")
     assert sum(found.values()) == 0, found
     art.unpatch()
+
+
+def test_a_secret_that_a_stream_cuts_in_two_is_hidden(store: Store, upstream: StubServer):
+    control.start(Settings(store=store.url, redact="secrets", flush_interval_s=0.01), read_route=lambda url: Route())
+    begun, arguments = {"index": 0, "id": "t1", "type": "function"}, ('{"api_key": "hunte', 'r-22-abc"}')
+    deltas: list[dict[str, Any]] = [{"content": piece} for piece in ("the key is s", "k-ab", "cdef", "ghij99", ". Bye")]
+    deltas.append({"tool_calls": [begun | {"function": {"name": "f", "arguments": ""}}]})
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in arguments]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "gpt-x"}
+    events = [b"data: " + json.dumps(frame | {"choices": [choice]}).encode() + b"\n\n" for choice in choices]
+    upstream.will(Answer(events=[*events, b"data: [DONE]\n\n"]))
+    messages: Any = [{"role": "user", "content": "?"}]
+    with openai.OpenAI(base_url=upstream.url, api_key="x", max_retries=0) as client:
+        said = list(client.chat.completions.create(model="gpt-x", messages=messages, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in said).startswith("the key is sk-abcdefghij99")
+    assert art.flush(30)
+    with store.opened() as opened:
+        (trajectory,) = opened.read.recent(limit=1)
+    assert "the key is ***. Bye" in repr(trajectory) and "***" in repr(
+        trajectory.calls[0].choices[0].message["tool_calls"]
+    )
+    found = {secret: sum(grep(store, secret).values()) for secret in ("ghij99", "hunter-22", "22-abc")}
+    assert set(found.values()) == {0}, found
+    art.unpatch()
+
+
+@pytest.mark.parametrize("secret", ["org-AbCdEfGh12345678", "proj_AbCd1234EfGh", "ab12-x9", "swordfish"])
+def test_what_a_provider_echoes_is_hidden_without_being_asked_for(store: Store, upstream: StubServer, secret: str):
+    control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda url: Route())
+    words = {
+        "org-AbCdEfGh12345678": f"Request too large for gpt-x in organization {secret} on tokens per min",
+        "proj_AbCd1234EfGh": f"Project `{secret}` does not have access to model `gpt-x`",
+        "ab12-x9": f"Incorrect API key provided: {secret}. See https://host/cb?n=1&code={secret} and ?key={secret}",
+        "swordfish": f"the password is {secret}",
+    }[secret]
+    upstream.will(error(401, words))
+    with openai.OpenAI(base_url=upstream.url, api_key="x", max_retries=0) as client, pytest.raises(openai.APIError):
+        client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "?"}])
+    assert art.flush(30)
+    assert store.count() == 1
+    assert sum(grep(store, secret).values()) == 0
+    art.unpatch()

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from art_patch.errors import ConfigError
 from art_patch.patching import control, status
+from art_patch.serving import EngineClient
+from art_patch.settings import Settings
 from art_patch.types import Route
 from tests.support.patched_sdk import CHAMPION
 from tests.support.sdk_samples import ASK, LOCAL, UPSTREAM, settled
@@ -81,7 +84,7 @@ def test_a_file_that_is_none_of_its_own_is_never_sent(how: str, bench: Any, clie
     client.chat.completions.create(**ASK)
     assert bench.local.seen == []
     assert len(bench.upstream.seen) == 1
-    assert (bench.sink.call.policy, bench.sink.call.fallback) == (None, "the engine's key cannot be used")
+    assert (bench.sink.call.policy, bench.sink.call.fallback) == (None, "the engine's address or key cannot be used")
     assert status().errors["route.key"] >= 1
     (sentence,) = status().degraded
     assert sentence.startswith("The engine is not asked: ")
@@ -133,9 +136,37 @@ def test_a_key_that_goes_bad_and_good_again(bench: Any, client: Any, tmp_path: P
     key.chmod(0o600)
     control._process.runtime.poll()
     client.chat.completions.create(**ASK)
-    refused = "the engine's key cannot be used"
+    refused = "the engine's address or key cannot be used"
     assert [(c.policy, c.fallback) for c in bench.sink.calls] == [
         (CHAMPION, None), (None, refused), (None, None), (CHAMPION, None),
     ]  # fmt: skip
     assert status().degraded == ()
     assert settled(bench.sink.calls[2]) == UPSTREAM
+
+
+def test_only_engines_on_the_list_are_called(bench: Any, client: Any, tmp_path: Path):
+    """Whoever may write to the store could name another address there."""
+    bench.expects_faults = True
+    bench.route = Route(champion=CHAMPION, base_url=bench.local.url)
+    bench.patch(home=tmp_path, engines="http://10.0.0.7:8700/v1, http://10.0.0.8:8700/v1")
+    client.chat.completions.create(**ASK)
+    assert bench.local.seen == []
+    assert "add it to ART_PATCH_ENGINES" in status().degraded[0]
+    (call,) = bench.sink.calls
+    assert (call.policy, call.fallback) == (None, "the engine's address or key cannot be used")
+
+
+@pytest.mark.parametrize("given", [{"engines": "{url}/"}, {"engines": "http://10.0.0.7/v1", "base_url": "{url}"}])
+def test_an_engine_on_the_list_or_of_the_apps_own_settings_is_called(bench: Any, client: Any, tmp_path: Path, given):
+    url = bench.local.url
+    bench.route = Route(champion=CHAMPION, base_url=url)
+    bench.patch(home=tmp_path, **{name: value.format(url=url) for name, value in given.items()})
+    client.chat.completions.create(**ASK)
+    assert len(bench.local.seen) == 1
+
+
+def test_the_job_calls_no_engine_beside_the_list(tmp_path: Path):
+    settings = Settings(home=tmp_path, engines=("http://10.0.0.7:8700/v1",))
+    assert EngineClient.of_route(settings, Route(champion=CHAMPION, base_url="http://10.0.0.7:8700/v1/"))
+    with pytest.raises(ConfigError, match="the store names the engine 'http://evil"):
+        EngineClient.of_route(settings, Route(champion=CHAMPION, base_url="http://evil/v1"))

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from art_patch.recording import described
-from art_patch.recording.scrubbing import MAX_ERROR_CHARS, hide, scrub
+from art_patch.recording import described, scrubbing
+from art_patch.recording.scrubbing import _CALLED, _NO_SECRET, MAX_ERROR_CHARS, hide, scrub
 from tests.support.growth import too_steep
 
 
@@ -36,6 +36,17 @@ from tests.support.growth import too_steep
         ("--0123456789abcdef0123456789abcdef--", "--***--"),
         ("a-very-long-name-without-any-number-in-it", "a-very-long-name-without-any-number-in-it"),
         ("password: ", "password: "),
+        ("OpenAI-Organization: org-AbCd1234EfGh5678 has no access", "OpenAI-Organization: *** has no access"),
+        ("project `proj_AbCd1234EfGh` is archived", "project `***` is archived"),
+        ("an org-wide proj_management_board", "an org-wide proj_management_board"),
+        ("https://login/cb?code=4%2F0Ab_x&n=1", "https://login/cb?code=***&n=1"),
+        ("https://maps/api?n=1&key=x-7&z=2", "https://maps/api?n=1&key=***&z=2"),
+        ("error code=400", "error code=400"),
+        ("the password is swordfish.", "the password is ***."),
+        ("the password is not set, and the token was expired", "the password is not set, and the token was expired"),
+        ("Incorrect API key provided: ab12-x. You can", "Incorrect API key provided: ***. You can"),
+        ("invalid API key 'ab12x', or token 7f3a", "invalid API key '***', or token ***"),
+        ("Unexpected token 1024 in JSON", "Unexpected token 1024 in JSON"),
     ],
 )
 def test_scrub(text, clean):
@@ -53,25 +64,54 @@ _DEFINITION = (
     (r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6,}", "***"),
     (r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*", "***"),
     (r"\b(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{32,}\b", "***"),
+    (r"\b(?:org-|proj_)(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}\b", "***"),
+    (r"(?i)([?&](?:code|ticket|session|sid|pass|pwd)=)[^\s'\",;&}\])]+", r"\1***"),
+    (rf"(?i)(\b{_CALLED}\s{{1,4}}['\"]?)(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[^\s'\",;]*[^\s'\",;.:!?)\]}}]", r"\1***"),
+    (
+        rf"(?i)(\b{_CALLED}(?:\s{{1,4}}(?:provided|given|used|sent))?(?:\s{{1,4}}(?:is|was)|\s{{0,4}}:)\s{{1,4}}"
+        rf"['\"]?)(?!(?:{_NO_SECRET})\b)[^\s'\",;]*[^\s'\",;.:!?)\]}}]",
+        r"\1***",
+    ),
 )
-"""What a secret is, in six expressions; too slow for any but short texts."""
+"""What a secret is, in ten expressions; too slow for any but short texts."""
 
 _PIECES = (
     "api_key", "apikey", "API-KEY", "key", "token", "max_tokens", "my-token", "sig", "auth", "Authorization", "bearer ",
     "Basic ", "secret", "Password", "client_secret", "=", ":", " : ", "= ", '"', "'", "': '", '": "', " ", "  ", "\n",
     ",", ";", "&", "}", "]", ")", "abc", "The model", "sk-", "sk-abcdef12", "eyJhbGciOiJIUzI1NiJ9", ".", "-", "--", "_",
     "0123456789abcdef", "a" * 33, "a1" * 20, "://", "@", "/", "me:pw", "\u00e9", "1", "?", "\u212aey",
+    "org-", "proj_", "?code=", "&sid=", " is ", "token was ", "password is ", "api key ", "wrong", "provided: ", "ab1",
 )  # fmt: skip
+
+
+def _by_definition(text: str) -> str:
+    for pattern, replacement in _DEFINITION:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def test_what_is_hidden_is_what_the_definition_says():
     rng = random.Random(1)
     for _ in range(20_000):
         text = "".join(rng.choices(_PIECES, k=rng.randint(1, 14)))
-        expected = text
-        for pattern, replacement in _DEFINITION:
-            expected = re.sub(pattern, replacement, expected)
-        assert hide(text) == expected
+        assert hide(text) == _by_definition(text)
+
+
+def test_a_text_that_is_searched_in_windows_is_hidden_as_a_whole_one(monkeypatch):
+    monkeypatch.setattr(scrubbing, "_WINDOW", 1_024)
+    monkeypatch.setattr(scrubbing, "_OVERLAP", 256)
+    rng = random.Random(2)
+    for _ in range(300):
+        text = "".join(rng.choices(_PIECES, k=800))
+        assert hide(text) == _by_definition(text)
+
+
+@pytest.mark.parametrize("length", [40, 5_000, 40_000])
+def test_a_secret_that_reaches_over_windows_is_hidden_as_a_whole(length):
+    for secret in ("eyJ" + "0aB_" * length, "a1" * length, "password=" + "x/" * length, "Bearer " + "x/" * length):
+        for before in (0, 14_330, 16_380, 16_390, 30_000):
+            clean = hide(". " * (before // 2) + secret + " end")
+            assert clean.endswith("*** end") and len(clean) < before + 40
 
 
 @pytest.mark.parametrize("unit", ["a", "a-", "-", "4e", "eyJhbGciOi_-", "apikey", "a=", "apikey=", '"', " ", "key=x "])

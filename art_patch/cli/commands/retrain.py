@@ -151,11 +151,12 @@ def _what_is_missing(opened: store.Store) -> str | None:
 
 def say_cycle(report: dict[str, Any]) -> None:
     """Print a `CycleReport`, given as a dictionary: the outcome, any warning, and a line for each stage."""
+    from rich.markup import escape
     from rich.text import Text
 
     console, metrics = output.stdout(), dict(report.get("metrics") or {})
     colour = _COLOURS.get(report["outcome"], "dim")
-    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {report['reason']}")
+    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {escape(report['reason'])}")
     # A sentence of its own, because it says that recorded tokens and text do not agree.
     if odd := metrics.pop("round_trips", None):
         console.print(odd["first"], style="yellow", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
@@ -19,7 +20,10 @@ from art_patch.cli.typed_options import Option, command, given_on_the_command_li
 from art_patch.errors import ConfigError, EngineError
 from art_patch.settings import Settings, read_settings
 
-APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown: the process has most likely ended
+APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
+APPS_LIVE_S = 180.0  # a process that runs reports each minute
+_MOST_APPS = 10
+_COUNTS = {"recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed"}
 
 
 @command
@@ -145,7 +149,7 @@ def _print_status(facts: dict[str, Any]) -> None:
         moves = output.table("when", "policy", "became", "by", "why")
         for move in facts["history"]:
             at = f"{output.ago(now - move['at'])} ago"
-            moves.add_row(at, move["policy"], move["to_state"], move["who"], move["reason"])
+            moves.add_row(at, *(output.cell(move[key]) for key in ("policy", "to_state", "who", "reason")))
         console.print()
         console.print(moves)
 
@@ -170,20 +174,33 @@ def _differ(metrics: dict[str, Any]) -> str:
 
 
 def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
-    numbers = ("mode", "recorded", "dropped", "fell back", "shadowed")
-    table = output.table("app process", "last seen", *numbers, "sees", right=numbers)
-    notes: list[str] = []
+    live = [app for app in apps if now - app["at"] < APPS_LIVE_S]
+    shown, others = live[:_MOST_APPS], live[_MOST_APPS:] + [app for app in apps if app not in live]
+    output.stdout().print()
+    if shown:
+        counts = [key for key in _COUNTS if key == "recorded" or any(app[key] for app in shown)]
+        names = [_COUNTS[key] for key in counts]
+        table = output.table("app process", "last seen", "mode", *names, right=names, padding=(0, 2, 0, 0))
+        for app in shown:
+            words = (app["id"], f"{output.ago(now - app['at'])} ago", app["mode"], *(app[key] for key in counts))
+            table.add_row(*map(output.cell, words))
+        output.stdout().print(table)
+    if others:
+        many = output.counted(len(others), "app process", "app processes")
+        sums = ", ".join(f"{sum(app[key] for app in others)} {name}" for key, name in _COUNTS.items())
+        output.say(f"{many} {'more ' if shown else ''}in the last hour, most of them ended: {sums}", style="dim")
+    # By what they say: hundreds of short processes say the same.
+    said: dict[str, list[str]] = {}
+    passed: Counter[str] = Counter()
     for app in apps:
-        counts = (str(app[key]) for key in ("recorded", "dropped", "fallbacks", "shadowed"))
-        sees = output.listed(app["instrumented"], "nothing yet")
-        table.add_row(app["id"], f"{output.ago(now - app['at'])} ago", app["mode"], *counts, sees)
-        passed = [f"{count} calls went past the patch by {name}" for name, count in app["bypasses"].items()]
-        notes += [f"{app['id']}: {sentence}" for sentence in (*passed, *app["degraded"])]
-    console = output.stdout()
-    console.print()
-    console.print(table)
-    for note in notes:
-        console.print(f"[yellow]{note}[/]")
+        passed.update(app["bypasses"])
+        for sentence in (f"sees {output.listed(app['instrumented'], 'nothing yet')}", *app["degraded"]):
+            said.setdefault(sentence, []).append(app["id"])
+    for sentence, ids in said.items():
+        who = ids[0] if len(ids) == 1 else f"{len(ids)} processes"
+        output.say(f"{who}: {output.one_line(sentence)}", style="dim" if sentence.startswith("sees ") else "yellow")
+    for name, count in passed.items():
+        output.say(f"{count} calls went past the patch by {output.one_line(name)}", style="yellow")
 
 
 _MARKS = {"ok": "[green]●[/]", "warn": "[yellow]●[/]", "bad": "[red]●[/]"}
@@ -216,7 +233,6 @@ def doctor(
 
 
 def _print_findings(findings: list[examinations.Finding]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     console = output.stdout()
@@ -226,9 +242,9 @@ def _print_findings(findings: list[examinations.Finding]) -> None:
     table.add_column(overflow="fold")
     for name, several in groupby(findings, key=attrgetter("name")):
         for index, finding in enumerate(several):
-            table.add_row(_MARKS[finding.level], "" if index else name, escape(finding.text))
+            table.add_row(_MARKS[finding.level], "" if index else name, output.cell(finding.text))
             if finding.cure:
-                table.add_row("", "", f"[b]->[/] {escape(finding.cure)}")
+                table.add_row("", "", output.cell(f"-> {finding.cure}"))
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
     red = f"[red]{counts['bad']} red[/]" if counts["bad"] else "nothing red"

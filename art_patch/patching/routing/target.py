@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from art_patch._lib.key_files import engine_key
 from art_patch.context import Identity
 from art_patch.errors import ConfigError
 from art_patch.recording import in_share
@@ -21,7 +20,7 @@ from art_patch.types import Mode, Route
 
 _ASKING = frozenset({"route", "canary", "shadow"})
 
-BAD_KEY = "the engine's key cannot be used"
+REFUSED = "the engine's address or key cannot be used"
 
 # Sent to an engine that needs no key, because the SDK cannot send none.
 NO_KEY = "none"
@@ -81,11 +80,11 @@ class Target:
 
 
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
-    """Return the target, and the error if the engine's key file is unusable; that target then asks no policy."""
+    """Return the target, and the error if the engine must not be called; that target then asks no policy."""
     key = refused = None
     try:
         if route.champion is not None:
-            key = engine_key(route.key_file, settings.directory, settings.engine_key_file)
+            key = settings.engine_key(route.base_url, route.key_file)
     except ConfigError as error:
         refused = error
     # The store wins over the app's settings, so that a rollback needs no new deployment.
@@ -104,7 +103,7 @@ def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | Non
         challenger=route.challenger,
         challenger_state=route.challenger_state,
         challenger_percent=route.challenger_percent or 0.0,
-        unknown=BAD_KEY if refused and mode == "route" else None,
+        unknown=REFUSED if refused and mode == "route" else None,
     )
     return target, refused
 
