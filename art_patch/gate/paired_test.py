@@ -52,9 +52,9 @@ class CollapseConfig:
 
     # Neither policy may write more than this many times as much as the other.
     max_length_ratio: float = 4.0
-    # The probability that answers to two different scenarios are identical may always be this high, ...
+    # The probability that answers to two different scenarios are identical: at most this, ...
     max_same: float = 0.5
-    # ... and may exceed the champion's by this much.
+    # ... or this much more than the champion's, whichever is higher.
     max_same_rise: float = 0.25
     # How much higher its entropy for each token may be, in nats.
     max_entropy_rise_nats: float = 1.0

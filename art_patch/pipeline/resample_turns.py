@@ -104,6 +104,8 @@ def is_open(window: str | None, now: datetime) -> bool:
         begin, end = (datetime.strptime(part.strip(), "%H:%M").time() for part in window.split("-"))
     except ValueError:
         raise ConfigError(f"{window!r} is no window of the day; write it like 22:00-06:00") from None
+    if begin == end:
+        raise ConfigError(f"{window!r} begins when it ends; leave it out for the whole day")
     at = now.time()
     return begin <= at < end if begin <= end else at >= begin or at < end
 

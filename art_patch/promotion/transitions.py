@@ -51,7 +51,7 @@ def ensure_loaded(engine: Engine, name: str) -> None:
     if answer.get("model") != name or not content:
         raise EngineError(f"the engine did not answer as {name}, with log-probabilities; restart `art-patch serve`")
     if not all(math.isfinite(token["logprob"]) for token in content):
-        raise AdapterRejected(f"{name} did not pass its canary completion. Train a new candidate")
+        raise AdapterRejected(f"{name} answers with log-probabilities that are no numbers. Train a new candidate")
 
 
 def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:

@@ -22,8 +22,8 @@ How it is measured:
   the recorder does it, while a reader asks for work. A commit is a whole `write`, waiting for the lock included.
 - `lost`, `corrupt`: patched apps are killed (`kill -9`) at random moments. A call counts as acknowledged once a flush
   has returned after it; `unflushed_ms_max` is how long before the kill the oldest call that is missing had been made.
-- `unscored_ms`, `fetch_ms`, `claim_ms`: p50 of asking for the groups to score, reading one group whole and claiming
-  one; `growth` is the largest quotient of the big store's and the one of a tenth of its size.
+- `unscored_ms`, `fetch_ms`: p50 of asking for the groups to score and of reading one group whole; `growth` is the
+  largest quotient of the big store's and the one of a tenth of its size.
 - `erase_s`: one user of 10,000, all their calls with everything that hangs on them; `erase_chunk_ms_max` is the
   longest transaction.
 """
@@ -72,7 +72,6 @@ TARGETS = (
     Target("corrupt", None, 0, "kill -9: stores that are not sound"),
     Target("unscored_ms", None, 5, "groups to score, p50, ms"),
     Target("fetch_ms", None, 5, "one group whole, p50, ms"),
-    Target("claim_ms", None, 5, "claim a group, p50, ms"),
     Target("growth", None, 1.5, "slowest of these, whole store / a tenth of it"),
     Target("erase_s", None, 2, "erase one user of 10,000, s"),
     Target("erase_chunk_ms_max", None, 50, "the longest transaction of it, ms"),
@@ -369,7 +368,7 @@ def fill(store: Store, first: int, last: int, users: int) -> list[str]:
 
 
 def ask(store: Store, groups: list[str], times: int) -> dict[str, float]:
-    took: dict[str, list[float]] = {"unscored_ms": [], "fetch_ms": [], "claim_ms": []}
+    took: dict[str, list[float]] = {"unscored_ms": [], "fetch_ms": []}
     clock = time.perf_counter
     for _ in range(times):
         group = random.choice(groups)
@@ -380,10 +379,6 @@ def ask(store: Store, groups: list[str], times: int) -> dict[str, float]:
         (whole,) = store.read.groups_of([group])
         took["fetch_ms"].append(clock() - start)
         assert waiting and len(whole.trajectories) == 8 and len(whole.trajectories[0].calls) == 10
-        start = clock()
-        (claimed,) = store.ledger.claim_groups(limit=1, by="benchmark", lease_s=60.0)
-        took["claim_ms"].append(clock() - start)
-        store.ledger.release_groups([claimed], by="benchmark")
     return {name: statistics.median(values) * 1e3 for name, values in took.items()}
 
 

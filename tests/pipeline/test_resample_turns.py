@@ -111,6 +111,8 @@ def test_the_window_and_the_pace(place: Place, judge: Judge):
         assert is_open(window, datetime(2026, 1, 1, hour)) is expected
     with pytest.raises(ConfigError, match="is no window of the day; write it like 22:00-06:00"):
         is_open("at night", datetime(2026, 1, 1))
+    with pytest.raises(ConfigError, match="begins when it ends; leave it out for the whole day"):
+        is_open("08:00-08:00", datetime(2026, 1, 1))
     place.traffic(siblings=1)
     now = datetime.now().hour
     closed = f"{(now + 2) % 24:02}:00-{(now + 3) % 24:02}:00"

@@ -193,7 +193,6 @@ def keep_groups(store: Store, *keys: str) -> None:
 def test_a_policy_that_is_rejected_gives_its_groups_back(place: Store, execute: Execute, state: str):
     keep_groups(place, "a", "b", "c")
     place.ledger.add_candidate(policy(4), trained_on=["a", "b"], also=["elsewhere"], who="test")
-    assert place.ledger.claim_groups(state="trained", limit=1, by="somebody", lease_s=1e9) == ("a",)
     if state != "candidate":
         percent = 5.0 if state == "canary" else None
         place.ledger.move("agent@4", state, who="me", reason="try", percent=percent)  # type: ignore[arg-type]
@@ -204,7 +203,6 @@ def test_a_policy_that_is_rejected_gives_its_groups_back(place: Store, execute: 
         ("b", "scored", None, "agent@4 was rejected"),
         ("c", "scored", None, None),
     ]
-    assert len(place.ledger.claim_groups(state="scored", limit=9, by="me", lease_s=1)) == 3
     assert execute("SELECT * FROM trainings ORDER BY policy, group_id") == lineage
     erasure = place.rights.erase(trajectory="a-0", who="me")
     assert [(one.name, one.state, one.how) for one in erasure.policies] == [("agent@4", "rejected", "trained")]

@@ -31,7 +31,6 @@ from art_patch.store import (
 from art_patch.store.backends.database import DECISIONS, WRITERS
 from art_patch.store.backends.postgres import PostgresDatabase
 from art_patch.store.ledger import route as route_module
-from art_patch.types import Group
 from tests.support.postgres import Execute, Server, new_server
 from tests.support.servers import StubServer, serving
 from tests.support.store_samples import call, info, policy
@@ -172,26 +171,6 @@ def test_a_read_sees_one_state(opened: PostgresDatabase, store: Store, open_agai
 
 
 # The ledger, from many machines
-
-
-def test_claims_of_eight_threads_are_disjoint(store: Store, open_again: Callable[[], Store]):
-    store.ledger.add_groups([Group(f"g{n:03}", f"s{n}", "same_task", ()) for n in range(200)], now=1.0)
-
-    def worker(number: int) -> Callable[[], list[str]]:
-        mine = open_again().ledger
-
-        def claim() -> list[str]:
-            found: list[str] = []
-            while some := mine.claim_groups(limit=7, by=f"w{number}", lease_s=60):
-                assert list(some) == sorted(some)
-                found += some
-            return found
-
-        return claim
-
-    claimed = all_at_once(*(worker(number) for number in range(8)))
-    assert sum(bool(mine) for mine in claimed) > 1
-    assert sorted(key for mine in claimed for key in mine) == [f"g{n:03}" for n in range(200)]
 
 
 def test_decisions_of_many_machines_make_one_chain_and_one_champion(store: Store, open_again: Callable[[], Store]):

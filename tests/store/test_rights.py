@@ -193,12 +193,6 @@ def test_an_export_that_is_written_meanwhile_is_named(store: Store, url: str, ex
     assert count(execute, "export_members") == 0
 
 
-def test_a_cycle_that_has_claimed_some_of_it_is_named(full: Store):
-    full.ledger.claim_groups(limit=1, by="cycle", lease_s=100.0, now=10.0)
-    assert full.rights.erase(user="u", dry_run=True, now=50.0).in_training == ("own",)
-    assert full.rights.erase(user="u", dry_run=True, now=500.0).in_training == ()
-
-
 def test_chunks_leave_the_store_sound_and_the_lock_free(
     store: Store, url: str, execute: Execute, monkeypatch: pytest.MonkeyPatch
 ):

@@ -298,36 +298,6 @@ def groups(count: int) -> list[Group]:
     return [Group(f"g{n}", f"s{n % 3}", "same_task", (), held_out=n % 5 == 4) for n in range(count)]
 
 
-def test_groups_are_claimed_oldest_first_until_the_lease_is_over(store: Store):
-    ledger = store.ledger
-    for at, group in enumerate(groups(4)):
-        ledger.add_groups([group], now=float(at))
-    assert ledger.claim_groups(limit=2, by="a", lease_s=10, now=100.0) == ("g0", "g1")
-    assert ledger.claim_groups(limit=9, by="b", lease_s=20, now=105.0) == ("g2", "g3")
-    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=109.0) == ()
-    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=110.0) == ("g0", "g1")
-
-
-def test_a_claim_ends_when_it_is_released_or_the_group_changes_state(store: Store):
-    ledger = store.ledger
-    ledger.add_groups(groups(4), now=1.0)
-    assert len(ledger.claim_groups(limit=4, by="a", lease_s=10, now=1.0)) == 4
-    ledger.release_groups(["g0", "g1"], "b")  # not b's
-    assert ledger.claim_groups(limit=9, by="b", lease_s=10, now=2.0) == ()
-    ledger.release_groups(["g1"], "a")
-    assert ledger.claim_groups(limit=9, by="b", lease_s=10, now=2.0) == ("g1",)
-    ledger.set_groups(["g0"], "scored")
-    assert ledger.claim_groups(state="scored", limit=9, by="b", lease_s=10, now=2.0) == ("g0",)
-    ledger.release_groups(None, "a")
-    assert ledger.claim_groups(limit=9, by="c", lease_s=10, now=3.0) == ("g2", "g3")
-
-
-def test_held_out_groups_are_claimed_apart(store: Store):
-    store.ledger.add_groups(groups(5), now=1.0)
-    assert store.ledger.claim_groups(held_out=True, limit=9, by="a", lease_s=10) == ("g4",)
-    assert store.ledger.claim_groups(held_out=False, limit=2, by="a", lease_s=10) == ("g0", "g1")
-
-
 def test_what_a_policy_was_trained_on_is_kept(store: Store, execute: Execute):
     store.ledger.add_base("agent@0", "/base", "ff", who="test")
     store.ledger.add_groups(groups(2), now=1.0)

@@ -214,11 +214,6 @@ def advice(erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -
     todo: list[str] = []
     if erasure.exports:
         todo.append("Delete these exports, and the copies that were made of them.")
-    if erasure.in_training:
-        todo.append(
-            "A cycle is training on some of it right now. When it has ended, do not promote its candidate: "
-            "`art-patch status` names it."
-        )
     serving = next((one.name for one in erasure.policies if one.serves), None)
     tested = next((one for one in policies if one.state in CHALLENGERS), None)
     # The test also ends if the tested policy is clean and the champion is not: a rollback would reject it first.

@@ -102,7 +102,7 @@ def judge_batch(
         alarms=(*alarms, *misses),
     )
     if suspicion.too_many_missed(len(judged), len(misses), config):
-        reason = f"the judge fell for {len(misses)} of {len(judged)} planted_answers: {misses[0]}"
+        reason = f"the judge fell for {len(misses)} of {len(judged)} planted answers: {misses[0]}"
         return asking.paid(replace(result, quarantined={group.id: reason for group in taken}))
 
     first = asking.about(taken, known=known, on_scored=on_scored) if taken else JudgeReport((), {})

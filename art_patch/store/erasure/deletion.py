@@ -167,7 +167,7 @@ def _settle(connection: Connection, groups: Collection[str], reason: str, counts
     empty = [key for key, _, _, count in rows if count == 0]
     dead = [key for key, _, state, count in rows if count == 1 and state in WAITING]
     if dead:
-        values = {"state": "dead", "reason": reason, "claimed_by": None, "claimed_until": None}
+        values = {"state": "dead", "reason": reason}
         connection.execute(update(g).where(g.c.id.in_(dead)).values(values))
     if empty:
         connection.execute(delete(g).where(g.c.id.in_(empty)))

@@ -87,7 +87,7 @@ class Rights(Part):
             # A killed erasure may have deleted the trajectory, and an app may have written a call of it since.
             if trajectory is not None and trajectory not in ids and strays(connection, [trajectory]):
                 ids.append(trajectory)
-            plan = plan_of(connection, ids, cut_short(connection, subject), at)
+            plan = plan_of(connection, ids, cut_short(connection, subject))
         if dry_run or not plan.found:
             return plan
         facts = {
@@ -104,7 +104,7 @@ class Rights(Part):
             with self._database.read() as connection:  # apps, exports and cycles may have written meanwhile
                 ids = with_shadows(connection, list(connection.scalars(select(_T.c.id).where(match))))
                 ids += [one for one in strays(connection, everything) if one not in ids]
-                late = plan_of(connection, ids, None, at)
+                late = plan_of(connection, ids, None)
             everything.update(ids)  # a late row may name a trajectory that was deleted in an earlier round
             held, taught = (*held, *late.exports), (*taught, *late.policies)
         deletion.finish()
@@ -116,7 +116,6 @@ class Rights(Part):
             **deletion.metrics(),
             groups=tuple(sorted(deletion.groups)),
             dead_groups=tuple(sorted(deletion.dead)),
-            in_training=plan.in_training,
             exports=tuple(dict.fromkeys(held)),  # each once, in the order in which they were found
             policies=tuple(dict.fromkeys(taught)),
             finishes=plan.finishes,
@@ -227,7 +226,6 @@ class Erasure:
         judgements: judgements of groups that became empty.
         groups: ids of the groups that held one of the trajectories.
         dead_groups: ids of those groups that waited for training and cannot be used with fewer than two members left.
-        in_training: ids of those groups that a cycle is using now. Its candidate will have been trained on the data.
         exports: exports that hold the data.
         policies: policies that were trained on the data, and their descendants, oldest first.
         finishes: whether this run completes an earlier erasure of the same data that was cut short.
@@ -244,7 +242,6 @@ class Erasure:
     judgements: int = 0
     groups: tuple[str, ...] = ()
     dead_groups: tuple[str, ...] = ()
-    in_training: tuple[str, ...] = ()
     exports: tuple[HeldBy, ...] = ()
     policies: tuple[Taught, ...] = ()
     finishes: bool = False
@@ -300,7 +297,7 @@ def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool
     }
 
 
-def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | None, now: float) -> Erasure:
+def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | None) -> Erasure:
     """Return what an erasure of these trajectories will delete, and where copies remain. Nothing is deleted here."""
     found: Counter[str] = Counter()
     goes, groups = set(ids), set[str]()
@@ -314,7 +311,6 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
         groups.update(connection.scalars(select(_T.c.group_id).where(_T.c.id.in_(some), _T.c.group_id.is_not(None))))
         exports.update(connection.scalars(select(members.c.export_id).where(members.c.trajectory_id.in_(some))))
     dead: set[str] = set()
-    claimed: set[str] = set()
     ours, judgement = sorted(groups), tables.judgements.c
     trained.update(key for (key,) in rows_in(connection, select(trainings.c.policy), trainings.c.group_id, ours))
     left: Counter[str] = Counter()
@@ -325,8 +321,6 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
     for row in rows_in(connection, select(g), g.c.id, ours):
         if row.policy is not None:
             trained.add(row.policy)
-        if row.claimed_until is not None and row.claimed_until > now:
-            claimed.add(row.id)
         if left[row.id] < 2 and row.state in WAITING:
             dead.add(row.id)
     return Erasure(
@@ -336,7 +330,6 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
         messages=None if ids else 0,
         groups=tuple(sorted(groups)),
         dead_groups=tuple(sorted(dead)),
-        in_training=tuple(sorted(claimed)),
         exports=tuple(_exports(connection, exports)),
         policies=tuple(_taught(connection, trained)),
         finishes=noted is not None,

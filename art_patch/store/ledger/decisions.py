@@ -186,7 +186,7 @@ def _give_back(connection: Connection, policy: str) -> None:
             state, reason = "dead", "fewer than two of its runs are left"
         elif len(learners[group]) >= MOST_TRIES:
             state, reason = "stale", f"{len(learners[group])} candidates that learned from it were rejected"
-        values = {"state": state, "reason": reason, "policy": None, "claimed_by": None, "claimed_until": None}
+        values = {"state": state, "reason": reason, "policy": None}
         connection.execute(update(g).where(g.c.id == group).values(values))
 
 

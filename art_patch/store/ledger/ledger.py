@@ -1,7 +1,6 @@
 """The ledger: groups, policies, promotions, the route and the audit log. Every write here is durable.
 
-A write that changes policies, the route or the mode excludes every other such write until it is committed. For groups
-there is no such lock: a worker claims the groups that it scores, so several machines can score at the same time.
+A write that changes policies, the route or the mode excludes every other such write until it is committed.
 """
 
 import time
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Part, decide_alone
@@ -21,8 +20,6 @@ from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
 from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route, TrainedRow
-
-_RELEASED = {"claimed_by": None, "claimed_until": None}
 
 
 class Ledger(Part):
@@ -55,59 +52,9 @@ class Ledger(Part):
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
     ) -> None:
-        """Set groups, used by `policy`, to `scored`, `trained`, `spent` (by the gate) or another state; end claims."""
+        """Set groups, used by `policy`, to `scored`, `trained`, `spent` (by the gate) or another state."""
         with self._database.write(durable=True) as connection:
             _set_groups(connection, ids, state, reason, policy)
-
-    def claim_groups(
-        self,
-        *,
-        state: str = "formed",
-        held_out: bool | None = None,
-        limit: int,
-        by: str,
-        lease_s: float,
-        now: float | None = None,
-    ) -> tuple[str, ...]:
-        """Claim groups for one worker, and return their ids, oldest first.
-
-        No other worker can claim these groups until their state changes, the claim is released, or it expires.
-
-        Args:
-            held_out: whether the groups are held out for the gate; `None` claims both kinds.
-            by: name of the worker, unique among all machines.
-            lease_s: seconds after which the claim expires, so that a worker that died does not keep it.
-        """
-        at = time.time() if now is None else now
-        table = tables.groups
-        free = select(table.c.id).where(
-            table.c.state == state, or_(table.c.claimed_until.is_(None), table.c.claimed_until <= at)
-        )
-        if held_out is not None:
-            free = free.where(table.c.held_out == held_out)
-        # PostgreSQL may run a subquery with LIMIT again for each row, and would claim more. It runs a CTE once. SQLite
-        # has one writer and ignores SKIP LOCKED.
-        chosen = (
-            free.order_by(table.c.created_at, table.c.id).limit(limit).with_for_update(skip_locked=True).cte("free")
-        )
-        taken = (
-            update(table)
-            .where(table.c.id.in_(select(chosen.c.id)))
-            .values(claimed_by=by, claimed_until=at + lease_s)
-            .returning(table.c.created_at, table.c.id)
-        )
-        with self._database.write(durable=True) as connection:
-            rows = sorted((row.created_at, row.id) for row in connection.execute(taken))  # RETURNING has no order
-        return tuple(key for _, key in rows)
-
-    def release_groups(self, ids: Sequence[str] | None, by: str) -> None:
-        """End the claims of the worker `by` on the groups `ids` (`None`: on all groups); other workers keep theirs."""
-        table = tables.groups
-        release = update(table).where(table.c.claimed_by == by).values(_RELEASED)
-        # One by one and sorted, for the reason in `_set_groups`.
-        with self._database.write(durable=True) as connection:
-            for key in [None] if ids is None else sorted(ids):
-                connection.execute(release if key is None else release.where(table.c.id == key))
 
     def add_judgement(self, judgement: Judgement) -> None:
         """Store the record of one judgement: which group was judged, the cost, and whether it succeeded."""
@@ -319,7 +266,7 @@ def _keep_rows(connection: Connection, rows: Sequence[TrainedRow], its: JSON) ->
 
 def _set_groups(connection: Connection, ids: Sequence[str], state: str, reason: str | None, policy: str | None) -> None:
     table = tables.groups
-    values = {"state": state, "reason": reason} | _RELEASED | ({"policy": policy} if policy else {})
+    values = {"state": state, "reason": reason} | ({"policy": policy} if policy else {})
     # In the order of their keys: two transactions that update the same groups in different orders deadlock.
     for group_id in sorted(ids):
         connection.execute(update(table).where(table.c.id == group_id).values(values))
