@@ -421,8 +421,8 @@ def test_a_closing_server_finishes_what_runs(base_dir: Path, adapters: Path) -> 
     with ThreadPoolExecutor(1) as pool:
         with serve(engine) as server:
             client = OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-            expected = greedy(client, "agent@0", "plum", 900)
-            late = pool.submit(greedy, client, "agent@0", "plum", 900)
+            expected = greedy(client, "agent@0", "plum", 300)
+            late = pool.submit(greedy, client, "agent@0", "plum", 300)
             wait_until(lambda: engine.stats()["running"] == 1)
         assert late.result() == expected
         client.close()
