@@ -7,7 +7,10 @@ neutral one. It refuses any other with 400: to ignore it would give the caller a
 import asyncio
 import hmac
 import json
+import logging
+import math
 import re
+import time
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -24,6 +27,8 @@ _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 )
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 _LARGE_BODY_BYTES = 64 << 10  # reading more than this on the event loop would hold up all streams
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -108,6 +113,17 @@ def accepted_wait_s(caller: Caller) -> float | None:
         return None if given is None else float(given)
     except ValueError:
         raise ApiError(400, f"the header {WAIT_HEADER} is not a number of seconds") from None
+
+
+_refused_at: dict[int, float] = {}
+
+
+def log_refusal(status: int, words: str) -> None:
+    """Logs why a chat completion was refused; at most one line a minute for each HTTP status."""
+    if (now := time.monotonic()) - _refused_at.get(status, -math.inf) >= 60:
+        _refused_at[status] = now
+        # The words may repeat what the caller sent.
+        _log.warning("a chat completion was refused with HTTP %d: %s", status, ascii(words[:500])[1:-1])
 
 
 class ChatRoute(Generic[T]):
