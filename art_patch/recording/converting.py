@@ -168,9 +168,10 @@ def _short(error: Any) -> str:
     return message if isinstance(message, str) else json.dumps(error, default=repr)
 
 
-MAX_NODES = 20_000
+MAX_NODES = 40_000
 # So many trajectories that ended at one node are told apart.
 MAX_ENDS = 64
+_ASKED = b"?"
 
 
 @dataclass(slots=True)
@@ -183,9 +184,6 @@ class _End:  # a call, after which a trajectory may go on
     thread: _Thread
     ended_at: float
     extended: bool = False
-
-
-_Ends = OrderedDict[bytes, list[_End]]
 
 
 class Stitcher:
@@ -203,8 +201,8 @@ class Stitcher:
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._max_nodes = max_nodes
-        self._ends: _Ends = OrderedDict()  # by the node of an answer
-        self._asked: _Ends = OrderedDict()  # by the node of the prompt alone
+        # By the node of an answer, and by that of a prompt alone with `_ASKED` after it.
+        self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 
     def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
         """Return the trajectory that `call` belongs to, and remember the nodes of its answers."""
@@ -220,10 +218,10 @@ class Stitcher:
         last = nodes[-1] if nodes else ROOT
         new = _End(thread, call.started_at + call.duration_ms / 1000)
         # Failed calls too: one that is left out could make the call of a sibling look like the only one.
-        self._remember(self._asked, last, new)
+        self._remember(last + _ASKED, new)
         for choice in call.choices:
             if choice.message:
-                self._remember(self._ends, _node(last, choice.message), new)
+                self._remember(_node(last, choice.message), new)
         return thread.info
 
     def _find(self, call: Call, nodes: list[bytes]) -> _End | None:
@@ -234,7 +232,7 @@ class Stitcher:
             if role != "assistant":
                 # Instructions alone are no prompt of a run.
                 if may_drop and role not in ("system", "developer"):
-                    open_ends = [end for end in self._asked.get(nodes[position], ()) if not end.extended]
+                    open_ends = [end for end in self._ends.get(nodes[position] + _ASKED, ()) if not end.extended]
                     if len(open_ends) == 1 and open_ends[0].ended_at <= call.started_at:
                         return open_ends[0]
                 continue
@@ -245,13 +243,13 @@ class Stitcher:
                 return next((end for end in reversed(ends) if not end.extended), ends[-1])
         return None
 
-    def _remember(self, known: _Ends, node: bytes, end: _End) -> None:
-        ends = known.setdefault(node, [])
+    def _remember(self, node: bytes, end: _End) -> None:
+        ends = self._ends.setdefault(node, [])
         ends.append(end)
         del ends[:-MAX_ENDS]
-        known.move_to_end(node)
-        while len(known) > self._max_nodes:
-            known.popitem(last=False)
+        self._ends.move_to_end(node)
+        while len(self._ends) > self._max_nodes:
+            self._ends.popitem(last=False)
 
 
 def _node(parent: bytes, message: JSON) -> bytes:

@@ -115,19 +115,10 @@ def accepted_wait_s(caller: Caller) -> float | None:
         raise ApiError(400, f"the header {WAIT_HEADER} is not a number of seconds") from None
 
 
-_refused_at: dict[int, float] = {}
-
-
-def log_refusal(status: int, words: str) -> None:
-    """Logs why a chat completion was refused; at most one line a minute for each HTTP status."""
-    if (now := time.monotonic()) - _refused_at.get(status, -math.inf) >= 60:
-        _refused_at[status] = now
-        # The words may repeat what the caller sent.
-        _log.warning("a chat completion was refused with HTTP %d: %s", status, ascii(words[:500])[1:-1])
-
-
 class ChatRoute(Generic[T]):
     """ASGI application that answers chat completions; an engine adds how it understands a body and answers it."""
+
+    _logged_at = -math.inf
 
     # Plain ASGI, because every chat request passes through it.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,6 +134,16 @@ class ChatRoute(Generic[T]):
             await caller.while_here(self.answer(caller, request))
         except Gone:
             pass
+        except ApiError as error:
+            self.log_refusal(error.status, str(error))
+            raise
+
+    def log_refusal(self, status: int, words: str) -> None:
+        """Logs why a request was refused, at most once a minute."""
+        if (now := time.monotonic()) - self._logged_at >= 60:
+            self._logged_at = now
+            # The words may repeat what the caller sent.
+            _log.warning("a chat completion was refused with HTTP %d: %s", status, ascii(words[:500])[1:-1])
 
     def understand(self, body: bytes) -> T:
         """Checks a request body and returns what `answer` needs of it; may run in any thread."""

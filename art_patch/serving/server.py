@@ -27,15 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from art_patch._lib import asgi, http_server, key_files
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, EngineFull, Overloaded, UnknownPolicy
-from art_patch.serving.request_checks import (
-    ApiError,
-    KeyGuard,
-    PageGuard,
-    log_refusal,
-    parse_object,
-    read_body,
-    shows_key,
-)
+from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
 from art_patch.trajectories import hang
 
 if TYPE_CHECKING:
@@ -213,8 +205,6 @@ def _check_path(engine: Served, body: dict[str, Any]) -> None:
 
 async def _respond(request: Request, error: Exception) -> Response:
     refusal = _refusal(request, error)
-    if request.url.path.endswith(_CHAT):
-        log_refusal(refusal.status, str(refusal))
     headers: dict[str, str] = {}
     if isinstance(error, EngineFull):
         # The header of HTTP knows whole seconds only; the OpenAI SDK prefers the other one.

@@ -68,7 +68,7 @@ def test_echoes_in_other_words():
 
 
 def test_what_is_remembered_is_bounded():
-    stitcher = Stitcher(max_nodes=2)
+    stitcher = Stitcher(max_nodes=4)  # two for each call
     runs = [stitcher.place(call(user(str(i)), answers=(said("b"),))).id for i in range(3)]
     again = [stitcher.place(call(user(str(i)), said("b"), user("c"), answers=())).id for i in range(3)]
     assert again[0] not in runs

@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from art_patch._lib.http_server import listen
 from art_patch.errors import ConfigError, EngineError, ModelNotFound, PortInUse
-from art_patch.serving import EmbeddedEngine, EngineClient, request_checks
+from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EngineLimits
@@ -202,7 +202,7 @@ def test_what_cannot_be_honoured_is_refused(running: Running, change: dict[str, 
 
 
 def test_the_log_says_why_calls_are_refused(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    request_checks._refused_at.clear()
+    running.engine.chat._logged_at = float("-inf")
     for value in ("\x1b[31mone", "two"):
         with pytest.raises(openai.BadRequestError):
             ask(running.openai, extra_body={value: 1})
