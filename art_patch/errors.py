@@ -4,7 +4,7 @@
 
     ArtPatchError                 1   anything below; nothing was lost
     ├── ConfigError               2   an argument, variable or file has an impossible value
-    │   └── WrongProject         18   the store belongs to another project; nothing was read or written
+    │   └── WrongProject         18   the store has no project of this name; nothing was read or written
     ├── GateRejected              4   the candidate did not win; the champion goes on serving
     ├── Busy                      5   another cycle holds the lock
     ├── EngineError               6   the serving engine is missing, failed or refused
@@ -44,7 +44,7 @@ class ConfigError(ArtPatchError, exit_code=2):
 
 
 class WrongProject(ConfigError, exit_code=18):
-    """The store belongs to another project, which the message names. No recorded data of it was read or changed."""
+    """The store has no project of this name, only those that the message names. Nothing was read or changed."""
 
 
 class GateRejected(ArtPatchError, exit_code=4):
@@ -85,13 +85,7 @@ class JudgeError(ArtPatchError, exit_code=7):
 
 
 class StoreError(ArtPatchError, exit_code=8):
-    """The store cannot be opened, read or written.
-
-    Attributes:
-        may_pass: whether the same data may be written later: the disk is full, or the store is locked or out of reach.
-    """
-
-    may_pass = False
+    """The store cannot be opened, read or written."""
 
 
 class StoreTooNew(StoreError, exit_code=12):

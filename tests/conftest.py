@@ -24,6 +24,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before its first import: an assertion there shows its values, too
 
+from tests.support.statements import Watch  # noqa: E402
 from tests.support.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, which reads it once
@@ -66,6 +67,23 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, base_dir: Path) -> Path:
     for step in (1, 2, 3, 4):
         make_tiny_adapter(root, base_dir, "agent", step, seed=step)
     return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements() -> Iterator[Watch]:
+    """Watches the statements of every store that a test of this process opens."""
+    watch = Watch()
+    watch.on()
+    yield watch
+    watch.off()
+
+
+@pytest.fixture(autouse=True)
+def each_statement_names_its_project(statements: Watch) -> Iterator[None]:
+    """No statement may read or write rows of all projects; a thread that outlives its test is seen by the next one."""
+    yield
+    found, statements.found = statements.found, []
+    assert not found, found
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -92,7 +92,16 @@ def _add_group(
 _add(RUN, run.run, run.proxy, serve.serve, demo.demo)
 _add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
-_add(LOOK, status.status, measure.groups, measure.report, measure.analytics, trajectories.history, trajectories.diff)
+_add(
+    LOOK,
+    status.status,
+    store.projects,
+    measure.groups,
+    measure.report,
+    measure.analytics,
+    trajectories.history,
+    trajectories.diff,
+)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
     show=trajectories.show,
@@ -127,8 +136,8 @@ _add_group(
 
 _add(OPERATE, status.doctor, status.mode)
 _add_group(
-    OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune.",
-    store.verify, store.stats, store.vacuum, store.backup, store.prune,
+    OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune, grant.",
+    store.verify, store.stats, store.vacuum, store.backup, store.prune, store.grant,
 )  # fmt: skip
 
 

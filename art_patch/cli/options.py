@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import re
-import sqlite3
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -22,7 +21,7 @@ from art_patch._lib.gc_pause import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer
 from art_patch.cli.typed_options import setting
-from art_patch.errors import ArtPatchError, ConfigError, StoreError, WrongProject
+from art_patch.errors import ConfigError, StoreError
 from art_patch.settings import Settings, load_settings
 
 
@@ -107,7 +106,7 @@ def require_project(chosen: Settings) -> None:
     home, name = chosen.directory.parent, chosen.directory.name
     if chosen.store is not None or _holds_store(chosen.directory):
         return
-    if others := sorted(path.parent.name for path in home.glob("*/store.db") if _holds_store(path.parent)):
+    if others := sorted(path.parent.name for path in home.glob(f"*/{store.DEFAULT_NAME}") if _holds_store(path.parent)):
         raise StoreError(
             f"there is no store of a project {name!r} in {home}, but of: {', '.join(others)}; name one of these "
             "with --project, or run your agent with art_patch.patch() first"
@@ -117,19 +116,9 @@ def require_project(chosen: Settings) -> None:
 def _holds_store(directory: Path) -> bool:
     # An empty file is no store: SQLite makes one when a database is opened and nothing is written.
     try:
-        return (directory / "store.db").stat().st_size > 0
+        return (directory / store.DEFAULT_NAME).stat().st_size > 0
     except OSError:
         return False
-
-
-def refuse_foreign(chosen: Settings) -> None:
-    """Raise `WrongProject` if the store is another project's. A store that cannot be read is left to its opener."""
-    try:
-        owner = store.read_route(chosen.store_url).project
-    except (ArtPatchError, sqlite3.Error, OSError, ValueError):
-        return
-    if owner not in (None, chosen.project):
-        raise WrongProject(store.of_another_project(chosen.store_url, str(owner), chosen.project))
 
 
 @dataclass(frozen=True, slots=True)

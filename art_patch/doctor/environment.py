@@ -17,7 +17,6 @@ from art_patch.errors import ConfigError
 from art_patch.patching import BYPASSES
 from art_patch.settings import PREFIX, Settings
 from art_patch.store import without_password
-from art_patch.types import Route
 
 Installed = Callable[[str], str | None]
 """Name of a distribution -> its version; `None` if it is not installed."""
@@ -192,15 +191,3 @@ def strangers(environment: Mapping[str, str]) -> list[Finding]:
         cure = f"did you mean {near[0]}?" if near else "take it out, or see art_patch/settings.py for what there is"
         found.append(Finding("settings", "warn", f"{name} is set and is no setting of this release", cure))
     return found
-
-
-def owner(settings: Settings, route: Route) -> Finding | None:
-    """Report that the store belongs to another project than the settings name; `None` if it does not."""
-    if route.project in (None, settings.project):
-        return None
-    return Finding(
-        "project",
-        "bad",
-        f"the store belongs to project {route.project!r}: apps of {settings.project!r} neither record nor route by it",
-        f"say --project {route.project} (ART_PATCH_PROJECT={route.project}), or name a store of this project's own",
-    )

@@ -34,8 +34,8 @@ def examine(
     invalid environment variables, which `settings` ignores.
     """
     found = environment.sources(settings, arguments, variables)
-    store, last_call_at = _store(settings.store_url)
-    route, trouble = _route(settings.store_url)
+    store, last_call_at = _store(settings.store_url, settings.project)
+    route, trouble = _route(settings.store_url, settings.project)
     file = None if stores.is_postgres(settings.store_url) else stores.sqlite_path(settings.store_url)
     cards, version = serving.gpus(), environment.installed_version
     # Functions and not results, so that this list reads like the report.
@@ -50,7 +50,6 @@ def examine(
         *store,
         lambda: storage.adapters(settings.adapters, file),
         lambda: trouble,
-        lambda: environment.owner(settings, route),
         lambda: engine.mode(settings.mode, found["mode"]["source"], route),
         lambda: engine.champion(route),
         lambda: engine.engine(route, settings.base_url, _connect(settings, 5.0)),
@@ -69,25 +68,25 @@ def examine(
     return findings, found
 
 
-def _store(url: str) -> tuple[list[_Check], Callable[[], float | None]]:
+def _store(url: str, project: str) -> tuple[list[_Check], Callable[[], float | None]]:
     """Return the checks of the store, and a function that returns when its newest call began."""
     if stores.is_postgres(url):
-        found, last_call_at = storage.server(url, stores.HEAD)
+        found, last_call_at = storage.server(url, stores.HEAD, project)
         return [lambda: found], lambda: last_call_at
     path = stores.sqlite_path(url)
     checks: list[_Check] = [
         lambda: storage.place(path),
         lambda: storage.filesystem(path, storage.read_mounts()),
-        lambda: storage.database(path, stores.HEAD),
+        lambda: storage.database(path, stores.HEAD, project),
         storage.library,
         lambda: storage.disk(path),
     ]
-    return checks, lambda: _last_call_at(path)
+    return checks, lambda: _last_call_at(path, project)
 
 
-def _route(url: str) -> tuple[Route, Finding | None]:
+def _route(url: str, project: str) -> tuple[Route, Finding | None]:
     try:
-        return stores.read_route(url), None
+        return stores.read_route(url, project), None
     except (sqlite3.Error, OSError, ValueError, StoreError, ConfigError) as error:
         # An empty route lets all other checks run.
         return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see the store above")
@@ -97,9 +96,10 @@ def _connect(settings: Settings, timeout_s: float) -> engine.Connect:
     return lambda base_url, key_file: serving.EngineClient.of_project(settings, base_url, key_file, timeout_s=timeout_s)
 
 
-def _last_call_at(path: Path) -> float | None:
+def _last_call_at(path: Path, project: str) -> float | None:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
-            return cast("float | None", connection.execute("SELECT MAX(started_at) FROM calls").fetchone()[0])
+            found = connection.execute(storage.LAST_CALL.format(mark="?"), (project,)).fetchone()
+            return cast("float | None", found[0])
     except sqlite3.Error:  # there is no store; or it is damaged, and `storage.database` reports it
         return None

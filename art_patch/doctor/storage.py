@@ -27,6 +27,9 @@ _LOOK = """
     SELECT current_setting('server_version'), current_schema(), pg_size_pretty(pg_database_size(current_database())),
            ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
 """
+# When the newest call of a project began; `mark` is the driver's mark of a parameter.
+LAST_CALL = "SELECT max(started_at) FROM calls WHERE project_id = (SELECT id FROM projects WHERE name = {mark})"
+_NAMES = "SELECT name FROM projects WHERE name IS NOT NULL ORDER BY id"
 
 Mount = tuple[str, str]
 """Mount point, type of the filesystem."""
@@ -106,8 +109,8 @@ def _room(left: int, what: str, cure: str) -> Finding:
     return Finding("disk", "bad" if left < _TOO_LITTLE else "warn", shown, cure)
 
 
-def database(path: Path, head: str) -> list[Finding]:
-    """Check journal mode, schema (this release's: `head`) and size of a SQLite store; no findings without a file."""
+def database(path: Path, head: str, project: str) -> list[Finding]:
+    """Check journal mode, schema (this release's: `head`), projects and size of a SQLite store, if there is a file."""
     if not path.exists():
         return []
     try:
@@ -117,10 +120,11 @@ def database(path: Path, head: str) -> list[Finding]:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             known = {"alembic_version", "projects"} <= tables  # before the first release there was no `projects`
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone() if known else None
+            names = [name for (name,) in connection.execute(_NAMES)] if known else []
     except sqlite3.Error as error:
         cure = "move the file away and start a new one, or restore a backup"
         return [Finding("database", "bad", f"{path.name} cannot be read ({error})", cure)]
-    return [schema(row[0] if row else None, bool(tables), head), *_log(journal, path)]
+    return [schema(row[0] if row else None, bool(tables), head), *_unknown(project, names), *_log(journal, path)]
 
 
 def schema(revision: str | None, tables: bool, head: str) -> Finding:
@@ -138,6 +142,15 @@ def schema(revision: str | None, tables: bool, head: str) -> Finding:
     text = f"{revision}, written by a newer release (this one knows {head})"
     cure = "upgrade art-patch here, or name another store with ART_PATCH_STORE"
     return Finding("schema", "bad", text, cure)
+
+
+def _unknown(project: str, names: list[str]) -> list[Finding]:
+    """Report that the store has other projects, and not this one."""
+    if project in names or not names:
+        return []
+    shown = ", ".join(names[:20])
+    cure = f"if the name is mistyped, say --project (ART_PATCH_PROJECT); else the first agent of {project!r} adds it"
+    return [Finding("project", "warn", f"the store has no project {project!r}, but: {shown}", cure)]
 
 
 def _log(journal: str, path: Path) -> list[Finding]:
@@ -164,7 +177,7 @@ def library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Finding:
     return Finding("sqlite", "warn", text, "do not write to the store with other tools while an app runs")
 
 
-def server(url: str, head: str) -> tuple[list[Finding], float | None]:
+def server(url: str, head: str, project: str) -> tuple[list[Finding], float | None]:
     """Check a store on a PostgreSQL server: whether the server can be reached, and its schema (`head`: this release's).
 
     Also return when the newest recorded call began, in seconds since the epoch (`None` without calls).
@@ -178,19 +191,20 @@ def server(url: str, head: str) -> tuple[list[Finding], float | None]:
         return [Finding("store", "bad", str(error))], None
     except ImportError as error:
         return [Finding("store", "bad", stores.missing_driver(url, error))], None
-    last, revision = None, None
+    last, revision, names = None, None, list[str]()
     try:
         with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
             version, place, size, tables = connection.execute(_LOOK).fetchone()
             # Both: another program's database may use alembic, too.
             if {"alembic_version", "projects"} <= set(tables):
                 revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-                last = connection.execute("SELECT max(started_at) FROM calls").fetchone()[0]
+                last = connection.execute(LAST_CALL.format(mark="%s"), (project,)).fetchone()[0]
+                names = [name for (name,) in connection.execute(_NAMES)]
     except psycopg.Error as error:
         words = " ".join(str(error).split())
         return [Finding("store", "bad", f"{shown} cannot be asked ({words})", "see that the server lets you in")], None
     text = f"{shown}, PostgreSQL {version}, schema {place}, {size}"
-    return [Finding("store", "ok", text), schema(revision, bool(tables), head)], last
+    return [Finding("store", "ok", text), schema(revision, bool(tables), head), *_unknown(project, names)], last
 
 
 def _nearest(directory: Path) -> Path:

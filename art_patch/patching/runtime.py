@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from art_patch._lib.faults import faults, logger
+from art_patch._lib.faults import faults
 from art_patch._lib.forking import late_import
 from art_patch.patching.rewriting.engine_request import EngineClients
 from art_patch.patching.routing.engine_health import Breaker, is_alive
@@ -25,13 +25,11 @@ from art_patch.patching.routing.target import Pins, Target, resolve
 from art_patch.patching.sdk.surfaces import compile_match
 from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings
-from art_patch.store import of_another_project, waits_for_network
+from art_patch.store import waits_for_network
 from art_patch.types import JSON, Route
 
 REFRESH_EVERY_S = 1.0
 HEALTH_CHECK_EVERY_S = 2.0
-# A store of another project is looked at this often: on a server, each look is a connection.
-FOREIGN_EVERY_S = 30.0
 
 # Calls that wait for the engine at once, before answers have shown that it has room for more.
 FIRST_ROOM = 100
@@ -44,13 +42,13 @@ _HOST = socket.gethostname()
 
 NOT_READ_YET = "the store's server has not told yet who serves"
 
-ReadRoute = Callable[[str], Route]
+ReadRoute = Callable[[str, str], Route]
 
 
-def _read_route(url: str) -> Route:
+def _read_route(url: str, project: str) -> Route:
     with late_import():  # the recorder's thread is the first to ask a store behind a network
         from art_patch.store import read_route
-    return read_route(url)
+    return read_route(url, project)
 
 
 class Runtime:
@@ -135,8 +133,8 @@ class Runtime:
         """Compute the target from the route in the store; without a readable route the target stays as it is."""
         self._polled_at = time.monotonic()
         try:
-            route = self._read_route(self.settings.store_url)
-            target, refused = self._stay_out(route.project) or resolve(self.settings, route)
+            route = self._read_route(self.settings.store_url, self.settings.project)
+            target, refused = resolve(self.settings, route)
         except Exception as error:
             faults.trouble("route.read", error)
             self.degraded["route"] = f"The route cannot be read ({type(error).__name__}); the last known one is used."
@@ -154,23 +152,8 @@ class Runtime:
                 self.start_breaker()  # another engine has not failed yet
             self.target = target
 
-    def _stay_out(self, owner: str | None) -> tuple[Target, None] | None:
-        """Return a target that leaves all calls alone if the store belongs to another project."""
-        if owner in (None, self.settings.project):
-            self.degraded.pop("project", None)
-            return None
-        sentence = of_another_project(self.settings.store_url, str(owner), self.settings.project)
-        if "project" not in self.degraded:
-            self.degraded["project"] = f"Calls are neither recorded nor routed: {sentence}."
-            logger.warning("art_patch: calls are neither recorded nor routed: %s", sentence)
-        return Target(mode="off", champion=None, base_url=None), None
-
     def _tick(self) -> None:
-        if "project" in self.degraded and time.monotonic() - self._polled_at < FOREIGN_EVERY_S:
-            return
         self.poll()
-        if "project" in self.degraded:
-            return  # nothing of ours belongs into that store, the report of this process neither
         self._check_health(time.monotonic())
         self.report()
 
@@ -276,7 +259,7 @@ class Runtime:
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
             found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
-        if self.recorder.losses and "project" not in self.degraded:  # which says why
+        if self.recorder.losses:
             found.append(f"{self.recorder.losses}.")
         if not self.breaker.closed:
             found.append("The engine failed repeatedly; calls go upstream until it recovers.")

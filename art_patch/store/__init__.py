@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from art_patch._lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from art_patch.store.backends.files import WITH_TRAFFIC
+    from art_patch.store.backends.files import DEFAULT_NAME, WITH_TRAFFIC
     from art_patch.store.backends.urls import (
         absolute_url,
         is_postgres,
         missing_driver,
-        of_another_project,
         postgres_parameters,
         sqlite_path,
         waits_for_network,
@@ -38,9 +37,9 @@ else:
     __getattr__ = lazily(
         __name__,
         {
-            "backends.files": "WITH_TRAFFIC",
+            "backends.files": "DEFAULT_NAME WITH_TRAFFIC",
             "backends.urls": (
-                "absolute_url is_postgres missing_driver of_another_project postgres_parameters sqlite_path "
+                "absolute_url is_postgres missing_driver postgres_parameters sqlite_path "
                 "waits_for_network without_password"
             ),
             "erasure.rights": "Erasure",

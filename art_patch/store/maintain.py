@@ -6,6 +6,7 @@ Vacuum, backup and truncation are for SQLite stores (`backends/files.py`); a Pos
 import json
 import shlex
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,15 +19,18 @@ from sqlalchemy import Column, Connection, Select, and_, exists, func, or_, sele
 from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.atomic_files import take_place
-from art_patch.errors import StoreError
+from art_patch.errors import ConfigError, StoreError
 from art_patch.store.backends import files
 from art_patch.store.backends.database import Database, Part
 from art_patch.store.backends.files import bytes_of, file_of, under_the_lock
+from art_patch.store.backends.row_security import sql_for
 from art_patch.store.backends.urls import postgres_parameters
 from art_patch.store.erasure.collect import collect_all
 from art_patch.store.ledger.decisions import GENESIS, audit_hash
-from art_patch.store.schema import EVERY_AGENT, tables
+from art_patch.store.ledger.route import MODE_KEY, ROUTE_KEY
+from art_patch.store.schema import EVERY_AGENT
 from art_patch.store.schema.codec import block_id, expand, expand_ids, size_of
+from art_patch.store.schema.tables import whole as tables  # its checks and sizes are of all projects
 from art_patch.trajectories import node_id
 from art_patch.types import CHALLENGERS, COPIES
 
@@ -139,8 +143,46 @@ class Maintenance(Part):
             last_call_at=last,
         )
 
+    def projects(self, *, seen_since: float) -> list[dict[str, Any]]:
+        """Return the facts of each project: its name, who serves it, and its calls and the apps seen since then."""
+        calls, apps, policies, control = tables.calls.c, tables.apps.c, tables.policies.c, tables.control.c
+        count = func.count()
+        with self._database.read() as connection:
+
+            def by_project(query: Any) -> dict[int, Any]:
+                return {row[0]: row[1:] for row in connection.execute(query)}
+
+            ids = connection.execute(select(tables.projects.c.id, tables.projects.c.name)).all()
+            made = by_project(select(calls.project_id, count, func.max(calls.started_at)).group_by(calls.project_id))
+            seen = by_project(select(apps.project_id, count).where(apps.at >= seen_since).group_by(apps.project_id))
+            serves = by_project(select(policies.project_id, policies.name).where(policies.state == "champion"))
+            routes = by_project(select(control.project_id, control.value).where(control.key == ROUTE_KEY))
+            modes = by_project(select(control.project_id, control.value).where(control.key == MODE_KEY))
+        return [
+            {
+                "project": name,
+                "champion": serves.get(key, (None,))[0],
+                "engine": json.loads(routes.get(key, ("{}",))[0]).get("base_url"),
+                "mode": modes.get(key, (None,))[0],
+                "apps": seen.get(key, (0,))[0],
+                "calls": made.get(key, (0, None))[0],
+                "last_call_at": made.get(key, (0, None))[1],
+            }
+            for key, name in sorted(ids)
+        ]
+
+    def sql_for_role(self, role: str) -> str:
+        """Return the SQL that limits a PostgreSQL role to this project; a SQLite store raises `ConfigError`."""
+        if file_of(self._database.url) is not None:
+            raise ConfigError(
+                "SQLite has no roles: who reads the file reads all its projects; use a store on PostgreSQL"
+            )
+        with self._database.read() as connection:
+            schema = connection.scalar(text("SELECT current_schema()"))
+        return sql_for(role, self._database.scope["project_id"], str(schema))
+
     def vacuum(self) -> Vacuumed:
-        """Delete all shared content that no row refers to, then rewrite the SQLite file without its free space.
+        """Delete the project's content that no row refers to, then rewrite the SQLite file without its free space.
 
         Writers wait while the file is rewritten. On PostgreSQL nothing is rewritten.
 
@@ -265,7 +307,9 @@ def _dangling(connection: Connection) -> Iterator[str]:
     its = tables.trajectories.c
     for table in (tables.calls, tables.scores):
         differs = or_(*(table.c[name].is_distinct_from(its[name]) for name in ("session_id", "user_id")))
-        joined = table.join(tables.trajectories, its.id == table.c.trajectory_id)
+        joined = table.join(
+            tables.trajectories, and_(its.id == table.c.trajectory_id, its.project_id == table.c.project_id)
+        )
         if count := connection.scalar(select(func.count()).select_from(joined).where(differs)):
             yield f"{count} {table.name} whose session or user is not their trajectory's"
     for table in tables.metadata.sorted_tables:
@@ -280,7 +324,8 @@ def _dangling(connection: Connection) -> Iterator[str]:
                 yield f"{count} rows of {table.name} whose project or agent is missing"
     for sentence, column, key in _REFERENCES:
         there = key.table.alias()
-        query = select(func.count()).where(column.is_not(None), ~exists().where(there.c[key.name] == column))
+        here = and_(there.c[key.name] == column, there.c.project_id == column.table.c.project_id)
+        query = select(func.count()).where(column.is_not(None), ~exists().where(here))
         if column.type.python_type is bytes:  # only chains of content have a root
             query = query.where(column != _ROOT)
         if count := connection.scalar(query):
@@ -300,10 +345,13 @@ def _altered(connection: Connection) -> Iterator[str]:
 def _ledger(connection: Connection) -> Iterator[str]:
     policies = tables.policies.c
     for what, states in (("champions", ("champion",)), ("challengers", CHALLENGERS)):
-        query = select(policies.name).where(policies.state.in_(states)).order_by(policies.name)
-        names = connection.scalars(query).all()
-        if len(names) > 1:  # none is right: a store whose engine never ran has no champion
-            yield f"{len(names)} {what}: {', '.join(names)}"
+        query = select(policies.project_id, policies.name).where(policies.state.in_(states)).order_by(policies.name)
+        names: dict[int, list[str]] = defaultdict(list)
+        for project_id, name in connection.execute(query):
+            names[project_id].append(name)
+        for its in names.values():  # none is right: a project whose engine never ran has no champion
+            if len(its) > 1:
+                yield f"{len(its)} {what}: {', '.join(its)}"
     ends: dict[int, str] = {}
     for entry in _portions(connection, select(tables.audit).order_by(tables.audit.c.id)):
         previous = ends.get(entry.project_id, GENESIS)

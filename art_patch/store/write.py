@@ -70,6 +70,7 @@ class Writer:
         self._database.renew()
         if self._generation != self._database.generation:
             self._generation = self._database.generation
+            self._statements = None  # in another file, the project may have another id
             self._forget()
         whole, batch = self._batch(records)
         with self._database.write(durable=batch.durable) as connection:

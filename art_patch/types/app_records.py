@@ -158,7 +158,6 @@ class Route:
             share of the sessions.
         challenger_percent: that share of all sessions, 0..100; `None` in `shadow`.
         challenger_since: when the policy under test came into this state.
-        project: the project that the store belongs to; `None` if no project has been named yet.
     """
 
     mode: Mode | None = None
@@ -171,7 +170,6 @@ class Route:
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float | None = None
     challenger_since: float | None = None
-    project: str | None = None
 
     @property
     def serves(self) -> bool:

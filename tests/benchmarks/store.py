@@ -24,6 +24,8 @@ How it is measured:
   has returned after it; `unflushed_ms_max` is how long before the kill the oldest call that is missing had been made.
 - `unscored_ms`, `fetch_ms`: p50 of asking for the groups to score and of reading one group whole; `growth` is the
   largest quotient of the big store's and the one of a tenth of its size.
+- `many_projects_ratio`: fetching, listing and erasing in a project of 800 calls, alone in its store and as one of 100
+  such projects; p50 of both, which take turns, and the largest quotient.
 - `erase_s`: one user of 10,000, all their calls with everything that hangs on them; `erase_chunk_ms_max` is the
   longest transaction.
 """
@@ -52,7 +54,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from art_patch._lib.ids import new_id  # noqa: E402 - the line above makes it importable
-from art_patch.store import Store, open_store  # noqa: E402
+from art_patch.store import Filter, Store, open_store  # noqa: E402
 from art_patch.types import Call, Group, Record, Trajectory, TrajectoryInfo  # noqa: E402
 from tests.benchmarks.samples import Pair, agent_run, big_call, small_run  # noqa: E402
 from tests.support.benchmark_report import Target, finish, percentile, say  # noqa: E402
@@ -75,6 +77,7 @@ TARGETS = (
     Target("growth", None, 1.5, "slowest of these, whole store / a tenth of it"),
     Target("erase_s", None, 2, "erase one user of 10,000, s"),
     Target("erase_chunk_ms_max", None, 50, "the longest transaction of it, ms"),
+    Target("many_projects_ratio", None, 1.2, "slowest query, 100 projects in the store / one"),
 )
 
 
@@ -94,6 +97,8 @@ USUAL = Scale(ingest_batches=60, agents=100, contention_s=10, kills=40, calls=10
 QUICK = Scale(ingest_batches=10, agents=15, contention_s=3, kills=5, calls=10_000, asks=30)
 
 PROCESSES = 8
+PROJECTS, RUNS, USERS = 100, 80, 16  # of `part_projects`: ten calls a run, five runs a user
+ALL = Filter()
 CALLS_A_SECOND = 200
 
 
@@ -359,7 +364,7 @@ def fill(store: Store, first: int, last: int, users: int) -> list[str]:
             made.append(Group(new_id(), f"scenario-{start + place}", "same_task", tuple(members)))
         store.ledger.add_groups(made)
         groups += [group.id for group in made if len(group.trajectories) == 8]
-        if start % 8_000 == 0:
+        if start and start % 8_000 == 0:
             say(f"  {start * 10} calls")
     done = groups[: -max(1, len(groups) // 50)]
     for start in range(0, len(done), 500):
@@ -429,12 +434,49 @@ def erase(store: Store) -> Metrics:
     return {"erase_s": took, "erase_chunk_ms_max": max(held_ms), "erased_calls": erased.calls}
 
 
+def part_projects(scale: Scale, home: Path, _url: str | None) -> Metrics:
+    """A project alone in its store, and one of a hundred of the same size."""
+    alone = open_store(f"sqlite:///{home}/alone.db", project="project-50")
+    groups = {alone: fill(alone, 0, RUNS, USERS)}
+    for number in range(PROJECTS):
+        store = open_store(f"sqlite:///{home}/shared.db", project=f"project-{number}")
+        made = fill(store, 0, RUNS, USERS)
+        if number == 50:
+            groups[store] = made
+        else:
+            store.close()
+    took: dict[Store, dict[str, list[float]]] = {store: {} for store in groups}
+
+    def time_it(store: Store, name: str, run: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        run()
+        took[store].setdefault(name, []).append(time.perf_counter() - start)
+
+    for turn in range(scale.asks + 5):
+        for store in sorted(groups, key=id, reverse=bool(turn % 2)):  # they take turns at being first
+            for name, value in ask(store, groups[store], 1).items():
+                took[store].setdefault(name, []).append(value)
+            time_it(
+                store, "list_ms", lambda store=store: store.browse.summaries([key for _, key in store.browse.ids(ALL)])
+            )
+    for user in range(USERS):
+        for store in sorted(groups, key=id, reverse=bool(user % 2)):
+            time_it(store, "erase_s", lambda store=store, user=user: store.rights.erase(user=f"user-{user}"))
+    one, many = ({name: statistics.median(values) for name, values in took[store].items()} for store in groups)
+    ratios = {f"many_projects_{name.rpartition('_')[0]}": many[name] / one[name] for name in one}
+    problems = [problem for store in groups for problem in store.verify()]
+    for store in groups:
+        store.close()
+    return {**ratios, "many_projects_ratio": max(ratios.values()), "many_projects_problems": len(problems)}
+
+
 PARTS: dict[str, Callable[[Scale, Path, str | None], Metrics]] = {
     "ingest": part_ingest,
     "size": part_size,
     "contention": part_contention,
     "kills": part_kills,
     "queries": part_queries,
+    "projects": part_projects,
 }
 
 

@@ -40,7 +40,7 @@ def routed(app: App, store: Store, local: StubServer) -> Iterator[App]:
 def set_route(store: Store, address: str, **changes: Any) -> Any:
     route = Route(champion=CHAMPION, base_url=address)
     settings = {"store": store.url, "flush_interval_s": 0.01, "timeout_s": 0.5, "first_token_timeout_s": 0.5} | changes
-    return control.start(Settings(**settings), read_route=lambda url: route)
+    return control.start(Settings(**settings), read_route=lambda *_: route)
 
 
 def read(result: Any, stream: bool) -> str:

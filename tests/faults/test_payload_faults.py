@@ -101,7 +101,7 @@ def test_f15_a_call_whose_media_were_replaced_is_not_trainable(app: App, store: 
     from art_patch.types import Route
 
     route = Route(champion="shop@3", base_url=local.url)
-    control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda url: route)
+    control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda *_: route)
     app.client.chat.completions.create(
         model="m", messages=asks([{"type": "image_url", "image_url": {"url": picture(50_000)}}])
     )

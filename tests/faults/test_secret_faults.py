@@ -37,7 +37,7 @@ def test_s10_secret_canary(
         monkeypatch.setenv(name, canary)  # 1: environment
     route = Route() if engine == "none" else Route(champion="shop@3", base_url=local.url)
     control.start(
-        Settings(store=store.url, redact="secrets", flush_interval_s=0.01, timeout_s=0.5), read_route=lambda url: route
+        Settings(store=store.url, redact="secrets", flush_interval_s=0.01, timeout_s=0.5), read_route=lambda *_: route
     )
     if engine == "failing":
         local.always = error(500, f"the engine says {canary}")  # 2: the engine's error

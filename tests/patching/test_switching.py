@@ -85,7 +85,7 @@ def test_what_is_down_is_told_and_not_raised(bench, client, tmp_path):
 
     down = True
 
-    def broken(url: str) -> Route:
+    def broken(*_: str) -> Route:
         if down:
             raise OSError("disk")
         return Route()

@@ -53,7 +53,7 @@ class App:
     def patch(self, **changes: Any) -> None:
         settings = Settings(**{"flush_interval_s": 0.005, "mode": "record"} | changes)
         route = Route(champion=CHAMPION, base_url=self.local.url)
-        control.start(settings, open_sink=lambda: self, read_route=lambda url: route)
+        control.start(settings, open_sink=lambda: self, read_route=lambda *_: route)
 
     def write(self, records: Sequence[Record]) -> None:
         self.records += records

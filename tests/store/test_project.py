@@ -1,4 +1,4 @@
-"""A store is one project's: the first that makes it, or opens it to write, and nobody else's after that."""
+"""A store has any number of projects. Each one's rows are its own, and only who writes may add a project."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, exists, select, update
 
 from art_patch.errors import WrongProject
 from art_patch.store import Store, open_store, read_route
+from art_patch.store.schema import tables
+from art_patch.store.schema.tables import whole
 from tests.support.postgres import Execute
+from tests.support.statements import Watch, unlimited
 from tests.support.store_samples import call, info
 
-OWNER = "SELECT name FROM projects"
-REFUSED = r"belongs to project 'shop', and this is project 'billing': say --project shop .*ART_PATCH_STORE"
+PROJECTS = "SELECT id, name FROM projects ORDER BY id"
+REFUSED = r"has no project 'billing', but: shop; name one of these with --project"
 
 
-def owner_of(execute: Execute) -> str | None:
-    return execute(OWNER)[0][0]
-
-
-def test_a_store_belongs_to_whoever_made_it(url: str, execute: Execute):
+def test_who_writes_adds_its_project_and_who_reads_does_not(url: str, execute: Execute):
     open_store(url, project="shop").close()
-    assert owner_of(execute) == "shop"
-    for create in (True, False):
-        with pytest.raises(WrongProject, match=REFUSED):
-            open_store(url, create=create, project="billing")
-        open_store(url, create=create, project="shop").close()
-    assert owner_of(execute) == "shop"
+    with pytest.raises(WrongProject, match=REFUSED):
+        open_store(url, create=False, project="billing")
+    assert execute(PROJECTS) == [(1, "shop")]
+    open_store(url, project="billing").close()
+    for project in ("shop", "billing"):
+        open_store(url, create=False, project=project).close()
+    assert execute(PROJECTS) == [(1, "shop"), (2, "billing")]
+    assert execute("SELECT id, project_id FROM agents ORDER BY 2") == [(1, 1), (1, 2)]
 
 
 def test_a_store_that_nobody_named_is_bound_by_whoever_writes(url: str, execute: Execute):
@@ -35,23 +37,28 @@ def test_a_store_that_nobody_named_is_bound_by_whoever_writes(url: str, execute:
     store.write([info(), call("c1")])
     store.close()
     open_store(url, create=False, project="billing").close()
-    assert owner_of(execute) is None, "a command that is mistyped must not take it"
-    open_store(url, project="shop").close()
-    assert owner_of(execute) == "shop"
+    assert execute(PROJECTS) == [(1, None)], "a command that is mistyped must not take it"
+    store = open_store(url, project="shop")
+    assert store.read.counts()["calls"] == 1
+    store.close()
+    assert execute(PROJECTS) == [(1, "shop")]
     with pytest.raises(WrongProject, match=REFUSED):
         open_store(url, create=False, project="billing")
 
 
-def test_apps_are_told_whose_store_it_is(url: str):
-    store = open_store(url, project="shop")
-    assert read_route(url).project == "shop"
-    store.close()
-
-
-def test_programs_that_name_no_project_are_not_asked(url: str):
+def test_programs_that_name_no_project_get_the_only_one(url: str):
     open_store(url, project="shop").close()
     store = open_store(url)
-    assert store.verify() == []
+    store.write([info(), call("c1")])
+    assert (store.read.counts()["calls"], store.verify()) == (1, [])
+    store.close()
+    open_store(url, project="billing").close()
+    store = open_store(url)
+    assert store.verify() == [], "this is about all of them"
+    with pytest.raises(KeyError):
+        store.read.counts()
+    with pytest.raises(KeyError):
+        store.write([info("t2"), call("c2", "t2")])
     store.close()
 
 
@@ -60,67 +67,91 @@ def test_the_password_is_not_shown(url: str):
     if url.startswith("postgresql"):
         url = url.replace("postgres@", "postgres:s3cret@")
     with pytest.raises(WrongProject, match=REFUSED) as refused:
-        open_store(url, project="billing")
+        open_store(url, create=False, project="billing")
     assert "s3cret" not in str(refused.value)
 
 
-def test_of_two_that_make_it_at_once_one_wins(url: str, execute: Execute):
+def test_projects_that_begin_at_once_get_ids_of_their_own(url: str, execute: Execute):
     opened: list[Store] = []
-    refused: list[WrongProject] = []
-    start = threading.Barrier(4)
+    start = threading.Barrier(6)
 
     def make(project: str) -> None:
         start.wait()
-        try:
-            opened.append(open_store(url, project=project))
-        except WrongProject as error:
-            refused.append(error)
+        opened.append(open_store(url, project=project))
 
-    threads = [threading.Thread(target=make, args=(name,)) for name in ("shop", "billing", "shop", "billing")]
+    threads = [threading.Thread(target=make, args=(name,)) for name in ("shop", "billing", "support") * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    owner = owner_of(execute)
-    assert (len(opened), len(refused), owner in ("shop", "billing")) == (2, 2, True)
-    assert all(f"belongs to project {owner!r}" in str(error) for error in refused)
+    assert len(opened) == 6
     for store in opened:
+        store.write([info(), call("c1")])
+        assert store.read.counts()["calls"] == 1
         store.close()
+    assert sorted(name for _, name in execute(PROJECTS)) == ["billing", "shop", "support"]
+    assert execute("SELECT count(*) FROM calls") == [(3,)]
 
 
-def test_schemas_of_one_database_belong_to_different_projects(server, database: str):
+def test_schemas_of_one_database_are_stores_of_their_own(server, database: str):
     urls = {}
     for project in ("shop", "billing"):
         server.execute(f"CREATE SCHEMA {project}", database)
         urls[project] = server.url(database, query=f"&options=-csearch_path%3D{project}")
         open_store(urls[project], project=project).close()
     with pytest.raises(WrongProject, match=REFUSED):
-        open_store(urls["shop"], project="billing")
+        open_store(urls["shop"], create=False, project="billing")
 
 
-def test_a_file_that_is_made_anew_under_a_writer_is_the_writers(sqlite_url: str):
-    path = Path(sqlite_url.removeprefix("sqlite:///"))
-    store = open_store(sqlite_url, project="shop")
-    store.write([info(), call("c1")])
-    for file in path.parent.glob(f"{path.name}*"):
-        file.unlink()
-    store.write([info("t2"), call("c2", "t2")])
-    assert read_route(sqlite_url).project == "shop"
-    store.close()
-
-
-def test_a_writer_does_not_write_into_another_projects_file_that_took_the_place(sqlite_url: str, tmp_path: Path):
+def test_a_writer_adds_its_project_to_another_file_that_took_the_place(sqlite_url: str, tmp_path: Path):
+    """Its id may be another one there."""
     path = Path(sqlite_url.removeprefix("sqlite:///"))
     store = open_store(sqlite_url, project="shop")
     store.write([info(), call("c1")])
     other = tmp_path / "other.db"
-    open_store(f"sqlite:///{other}", project="billing").close()
+    before = open_store(f"sqlite:///{other}", project="billing")
+    before.write([info(), call("b1")])
+    before.close()
     for file in path.parent.glob(f"{path.name}-*"):
         file.unlink()
     other.replace(path)
-    with pytest.raises(WrongProject, match="belongs to project 'billing'"):
-        store.write([info("t2"), call("c2", "t2")])
+    store.write([info("t2"), call("c2", "t2")])
+    assert [run.id for run in store.read.recent()] == ["t2"]
+    store.ledger.set_mode("record", who="t")
+    assert (read_route(sqlite_url, "shop").mode, read_route(sqlite_url, "billing").mode) == ("record", None)
+    assert store.verify() == []
     store.close()
-    foreign = open_store(sqlite_url)
-    assert foreign.read.counts()["calls"] == 0
+    foreign = open_store(sqlite_url, project="billing")
+    assert [run.id for run in foreign.read.recent()] == ["t1"]
     foreign.close()
+
+
+def test_every_statement_says_of_which_project_its_rows_are(url: str, statements: Watch):
+    """The same is looked at in every other test (`tests/conftest.py`)."""
+    open_store(url, project="shop").close()
+    store = open_store(url, project="billing")
+    calls, t = tables.calls, tables.trajectories
+    reads = [
+        select(calls.c.id),
+        select(calls.c.id).join(t, t.c.id == calls.c.trajectory_id),
+        select(t.c.id).outerjoin(calls, t.c.id == calls.c.trajectory_id),
+        select(t.c.id).where(exists().where(calls.c.trajectory_id == t.c.id)),
+        select(calls.alias("other").c.id),
+        select(t.c.id).where(t.c.id.in_(select(calls.c.trajectory_id).union(select(calls.c.id)))),
+        select(select(calls.c.id).cte("some").c.id),
+    ]
+    writes = [
+        update(t).where(t.c.id.in_(select(calls.c.trajectory_id))).values(name=select(calls.c.id).scalar_subquery()),
+        delete(t).where(t.c.id == "x"),
+    ]
+    before = statements.seen
+    with store._database.write() as connection:
+        for statement in (*reads, *writes):
+            text = str(statement.compile(dialect=connection.dialect))
+            assert ("project_id = 2" in text, unlimited(text)) == (True, set()), text
+            connection.execute(statement)
+    assert statements.seen > before
+    store.close()
+    for statement in (*reads, *writes):
+        assert unlimited(str(statement.compile())), "the watch itself would find it"
+    assert unlimited(str(select(whole.calls.c.id))) == {"calls"}

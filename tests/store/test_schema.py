@@ -171,12 +171,7 @@ RECORDS: list[Any] = [
 
 
 def test_two_projects_can_use_the_same_ids_and_content(url: str, execute: Execute):
-    """Nobody can open such a store yet: this is what the first schema leaves room for."""
-    store = open_store(url, project="shop")
-    execute("INSERT INTO projects VALUES (2, 'billing')")
-    execute("INSERT INTO agents VALUES (2, 2, NULL)")
-    other = open_store(url, project="shop")
-    other._database.scope = {"project_id": 2, "agent_id": 2}
+    store, other = open_store(url, project="shop"), open_store(url, project="billing")
     for one in (store, other):
         one.write(RECORDS)
         one.ledger.add_groups([Group("g", "task", "same_task", ())], now=1.0)

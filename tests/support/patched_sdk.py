@@ -63,7 +63,7 @@ class Bench:
             "connect_timeout_s": 2.0,
         }
         settings = Settings(**given | changes)
-        return control.start(settings, open_sink=lambda: self.sink, read_route=lambda url: self.route)
+        return control.start(settings, open_sink=lambda: self.sink, read_route=lambda *_: self.route)
 
 
 async def cancelled_when_seen(server: StubServer, call: Coroutine[Any, Any, Any]) -> None:

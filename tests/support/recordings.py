@@ -53,7 +53,7 @@ class Patched:
         self.upstream = upstream
         self.records: list[Record] = []
         self.client = {"api_key": "sk-x", "base_url": upstream.url, "max_retries": 0}
-        control.start(Settings(flush_interval_s=0.005), open_sink=lambda: self, read_route=lambda url: Route())
+        control.start(Settings(flush_interval_s=0.005), open_sink=lambda: self, read_route=lambda *_: Route())
 
     def write(self, records: Sequence[Record]) -> None:
         self.records += records

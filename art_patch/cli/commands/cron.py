@@ -22,7 +22,7 @@ from art_patch import schedule as recipes
 from art_patch import store
 from art_patch.cli import output
 from art_patch.cli.commands.retrain import retrain
-from art_patch.cli.options import Project, ProjectPlace, refuse_foreign
+from art_patch.cli.options import Project, ProjectPlace
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import Busy, ConfigError, GateRejected
 from art_patch.settings import Settings, variable_of
@@ -163,8 +163,6 @@ def _job(
     """Return the job, the settings, and the variables that its file begins with."""
     when = recipes.parse_schedule(schedule)
     settings = project.settings()
-    if not store.waits_for_network(settings.store):
-        refuse_foreign(settings)
     given, known = _checked(options)
     # The project and its home are options of the job itself.
     known -= {variable_of("project"), variable_of("home")}

@@ -14,7 +14,7 @@ import typer
 from art_patch import patching, store
 from art_patch._lib.key_files import read_key
 from art_patch.cli import output
-from art_patch.cli.options import AppSettings, Project, extra, refuse_foreign
+from art_patch.cli.options import AppSettings, Project, extra
 from art_patch.cli.typed_options import Option, command, setting
 from art_patch.errors import CommandNotFound, ConfigError
 from art_patch.settings import load_settings
@@ -47,8 +47,6 @@ def run(
         "base_url": base_url,
     }
     settings = load_settings(**given)
-    if not store.waits_for_network(settings.store):  # starting a program must not wait for a database server
-        refuse_foreign(settings)
     if settings.store is not None:
         # Absolute, for the same reason as the home.
         given["store"] = store.absolute_url(settings.store)
@@ -92,7 +90,6 @@ def proxy(
         from art_patch.proxy import run_proxy
     given: dict[str, Any] = {"project": project.project, "home": project.home, "store": project.store, **asdict(app)}
     settings = load_settings(**given)
-    refuse_foreign(settings)
     key = read_key(None if key_file is None else str(key_file))
 
     def on_ready(here: str) -> None:

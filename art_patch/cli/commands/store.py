@@ -1,10 +1,11 @@
-"""Maintain and delete recorded data: `art-patch store verify | stats | vacuum | backup | prune`, `art-patch erase`."""
+"""`art-patch store verify | stats | vacuum | backup | prune | grant`, `art-patch projects` and `art-patch erase`."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import time
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 
 from art_patch import pipeline, store
 from art_patch.cli import output
+from art_patch.cli.commands.status import APPS_SEEN_S
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
@@ -26,13 +28,13 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 
 
 @command
 def verify(project: Project) -> None:
-    """Check that the store is undamaged: every row, the hash of every message, the chain of the audit log.
+    """Check that the whole store is undamaged: the rows, message hashes and audit logs of all its projects.
 
     Exit codes: 0 the store is sound; 8 it is not.
     """
     with project.opened() as (_, opened):
         found = opened.verify()
-        calls = opened.read.counts()["calls"]
+        calls = opened.maintain.stats().tables["calls"].rows
     as_json = project.answered({"sound": not found, "found": found})
     if found and not as_json:
         output.stdout().print("[red]not sound[/]:")
@@ -48,7 +50,7 @@ def verify(project: Project) -> None:
 
 @command
 def stats(project: Project) -> None:
-    """Show the number of rows and bytes of each table, and the average bytes of a trajectory."""
+    """Show the rows and bytes of each table, with all projects of the store, and the average bytes of a trajectory."""
     with project.opened() as (_, opened):
         metrics = asdict(opened.maintain.stats())
     if not project.answered(metrics):
@@ -57,10 +59,11 @@ def stats(project: Project) -> None:
 
 @command
 def vacuum(project: Project) -> None:
-    """Delete rows that no other row refers to, and return the space to the disk.
+    """Delete rows of this project that no other row refers to, and return the space of the whole store to the disk.
 
-    The database file is rewritten, which needs free disk space of twice its size. During that time nothing can be
-    written to it, about one second for each 100 MiB; running apps keep their calls in memory until it is done.
+    The database file is rewritten with all its projects, which needs free disk space of twice its size. During that
+    time nothing can be written to it, about one second for each 100 MiB; running apps keep their calls in memory until
+    it is done.
     """
     with project.opened() as (_, opened):
         done = opened.maintain.vacuum()
@@ -77,7 +80,7 @@ def backup(
     file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
     project: Project,
 ) -> None:
-    """Copy the store while apps go on writing. The copy is checked, and only you can read it.
+    """Copy the store, with all its projects, while apps go on writing. The copy is checked; only you can read it.
 
     To restore: stop the apps, move the copy to the store's path, and delete the files beside it that end in -wal and
     -shm.
@@ -86,6 +89,44 @@ def backup(
         size = opened.maintain.backup(file.absolute())
     if not project.answered({"path": str(file.absolute()), "bytes": size}):
         output.say(f"{file.absolute()}: {_size(size)}, checked")
+
+
+@command
+def grant(
+    role: Annotated[str, typer.Argument(help="PostgreSQL role that the project's apps log in as.", show_default=False)],
+    project: Project,
+) -> None:
+    """Print SQL that limits a PostgreSQL role to the rows of this project. The owner of the tables runs it with psql.
+
+    The role then reads and changes nothing of other projects, whatever SQL it sends. After the first grant, roles that
+    are not the owner and were granted no project see no rows.
+    """
+    with project.opened() as (_, opened):
+        sql = opened.maintain.sql_for_role(role)
+    if not project.answered({"sql": sql}):
+        typer.echo(sql)
+
+
+@command
+def projects(place: Project) -> None:
+    """List all projects of the store, or without --store of every store in the home directory, and who serves them."""
+    settings = place.settings()
+    urls = [settings.store_url] if settings.store else []
+    for path in () if urls else sorted(settings.directory.parent.glob(f"*/{store.DEFAULT_NAME}")):
+        urls += [f"sqlite:///{path}"] if path.stat().st_size else []
+    found: list[dict[str, Any]] = []
+    for url in urls:
+        with closing(store.open_store(url, create=False)) as opened:
+            its = opened.maintain.projects(seen_since=time.time() - APPS_SEEN_S)
+        found += [{"store": store.without_password(url), **one} for one in its]
+    if place.answered({"projects": found}):
+        return
+    table, now = output.table("project", "champion", "engine", "mode", "apps", "calls", "last call"), time.time()
+    for one in found:
+        last = "" if one["last_call_at"] is None else f"{output.ago(now - one['last_call_at'])} ago"
+        facts = [one["champion"] or "none", one["engine"] or "none", one["mode"] or "", str(one["apps"])]
+        table.add_row(*map(output.one_line, (one["project"] or "(no name yet)", *facts, str(one["calls"]), last)))
+    output.stdout().print(table)
 
 
 DRY_RUN = Option("Print what would be deleted, and delete nothing.")

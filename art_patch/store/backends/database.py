@@ -13,16 +13,28 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, select, text, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    func,
+    select,
+    text,
+    update,
+)
 
 from art_patch._lib.forking import closes_for_forks, got_on, late_import
 from art_patch.errors import StoreError, StoreTooNew, WrongProject
-from art_patch.store.backends.urls import of_another_project, without_password
+from art_patch.store.backends.urls import is_unknown, without_password
+from art_patch.store.ledger.route import QUERY
 from art_patch.store.schema import FIRST, tables
 
 if TYPE_CHECKING:
@@ -44,8 +56,10 @@ class Database(ABC):
     Attributes:
         url: the URL as given. It may hold a password, so it is never shown.
         name: the URL without its password, for messages.
-        project: the project that the store must belong to; `None` accepts a store of any project.
-        scope: `project_id` and `agent_id` of the rows that are written. A write transaction hands them to its inserts.
+        project: the name of the project whose rows are read and written; `None` is the only project of the store;
+            if it has several, only what concerns the whole store (`Maintenance`) can be done.
+        scope: its `project_id`, which limits every statement (`scoping.py`), and the `agent_id` of the rows that are
+            written. A write transaction hands both to its inserts.
         generation: grows when committed rows may be gone, because the SQLite file was replaced by another one or the
             connection to the PostgreSQL server was lost.
         stale: whether the open connections are unusable, so that the next write opens new ones.
@@ -122,20 +136,41 @@ class Database(ABC):
         if self._trouble is not None:
             self._trouble(place, StoreError(what))
 
+    def control(self) -> Mapping[str, str]:
+        """Return the project's rows that `store.ledger.route` builds the route from, as key and value."""
+        with self.read() as connection:
+            rows = connection.exec_driver_sql(QUERY.format(project=self.scope["project_id"]))
+            return {key: value for key, value in rows}
+
     def _bind(self, connection: Connection) -> None:
-        """Raise `WrongProject` if the store is another project's. With `create`, one of no project becomes ours."""
+        """Find the project in the store; with `create`, add it if it is new. Else an unknown one is `WrongProject`."""
+        id, name = tables.projects.c
         if self.project is None:
+            ids = connection.scalars(select(id).limit(2)).all()
+            # Without an id, a statement about one project raises a KeyError.
+            self.scope = {"agent_id": FIRST} | ({"project_id": ids[0]} if len(ids) == 1 else {})
             return
-        ours = tables.projects.c.id == self.scope["project_id"]
-        found = select(tables.projects.c.name).where(ours)
-        if (owner := connection.scalar(found)) is None and self._binds:
-            # Two machines may do this at once. On PostgreSQL the second one waits here for the first one's commit.
-            # Then its condition no longer holds, and it reads the other's name below.
-            nobodys = update(tables.projects).where(ours, tables.projects.c.name.is_(None))
-            connection.execute(nobodys.values(name=self.project))
-            owner = connection.scalar(found)
-        if owner not in (None, self.project):
-            raise WrongProject(of_another_project(self.url, str(owner), self.project))
+        ours, nobodys = select(id).where(name == self.project), select(id).where(name.is_(None))
+        found = connection.scalar(ours)
+        if found is None and self._binds:
+            decide_alone(connection)  # two machines may do this at once; the second one finds the first one's row
+            found = connection.scalar(ours) or self._add_project(connection)
+        # A project without a name is whoever's comes: somebody made the store without one, and nothing can be mixed up.
+        found = found or connection.scalar(nobodys)
+        if found is None:
+            names = connection.scalars(select(name).order_by(id).limit(20))
+            raise WrongProject(is_unknown(self.url, self.project, list(names)))
+        self.scope = {"project_id": found, "agent_id": FIRST}
+
+    def _add_project(self, connection: Connection) -> int:
+        id, name = tables.projects.c
+        named = update(tables.projects).where(name.is_(None)).values(name=self.project).returning(id)
+        found = connection.scalar(named)
+        if found is None:
+            found = (connection.scalar(select(func.max(id))) or 0) + 1
+            connection.execute(tables.projects.insert().values(id=found, name=self.project))
+            connection.execute(tables.agents.insert().values(id=FIRST, project_id=found))
+        return found
 
     def _opened(self) -> None:
         _alive.add(self)

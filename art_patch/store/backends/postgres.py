@@ -14,7 +14,7 @@ Characters that PostgreSQL cannot store are replaced by their Python escapes: NU
 
 import json
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,8 +36,9 @@ from art_patch.store.backends.database import (
     upgrade,
 )
 from art_patch.store.backends.files import never_close
+from art_patch.store.backends.scoping import limit_to_project
 from art_patch.store.backends.urls import postgres_parameters
-from art_patch.store.ledger.route import QUERY, answers_for, answers_no_more
+from art_patch.store.ledger.route import answers_for, answers_no_more
 from art_patch.store.schema import tables
 
 CONNECT_TIMEOUT_S = 5
@@ -80,11 +81,11 @@ class PostgresDatabase(Database):
             raise
         self.stale = False
         self._opened()
-        answers_for(url, self)
+        answers_for(url, project, self)
 
     def close(self) -> None:
         """Close the connections to the server; `read_route` opens its own from then on."""
-        answers_no_more(self.url, self)
+        answers_no_more(self.url, self.project, self)
         self._engine.dispose()
 
     @contextmanager
@@ -120,6 +121,7 @@ class PostgresDatabase(Database):
             self._engine.dispose()
             if self._open():
                 self._tell("store.gone", f"store {self.name}: the tables were gone, and were made anew")
+            self._engine.clear_compiled_cache()  # in tables that were made anew, the project may have another id
             self.generation += 1
             self.stale = False
 
@@ -135,11 +137,6 @@ class PostgresDatabase(Database):
         """Return an empty list: a PostgreSQL server checks its own pages, and no check is run here."""
         return []
 
-    def control(self) -> Mapping[str, str]:
-        """Return the rows that `store.ledger.route` builds the route from, as key and value."""
-        with self.read() as connection:
-            return {key: value for key, value in connection.exec_driver_sql(QUERY)}
-
     @contextmanager
     def errors(self) -> Generator[None]:
         """Turn the driver's errors in the block into `StoreError`, whose message names the store and the remedy."""
@@ -149,10 +146,7 @@ class PostgresDatabase(Database):
             words = _words(error.orig)
             if "connection option" in words:  # libpq's term for a parameter in the URL's query
                 raise ConfigError(f"{self.name}: {words}; mend the URL") from None
-            failed = StoreError(f"store {self.name}: {words}; {_advice(words)}")
-            # No state: the connection broke. Else its class: connection, resources, operator, system.
-            failed.may_pass = (getattr(error.orig, "sqlstate", None) or "08")[:2] in ("08", "53", "57", "58")
-            raise failed from error
+            raise StoreError(f"store {self.name}: {words}; {_advice(words)}") from error
 
     def begin_in_child(self) -> None:
         """Use new connections in the child of a fork, and leave those of the parent process open."""
@@ -182,6 +176,7 @@ class PostgresDatabase(Database):
             json_serializer=_dumps,
             pool_logging_name=POOL_LOGGER,
         )
+        limit_to_project(engine.dialect, lambda: self.scope["project_id"])
 
         @event.listens_for(engine, "connect")
         def on_connect(connection: psycopg.Connection, _record: object) -> None:  # pyright: ignore[reportUnusedFunction] - an event handler
@@ -252,6 +247,7 @@ _ADVICE = (
     ("pg_hba.conf", "the server does not let this user in from here: see its pg_hba.conf"),
     ("role ", "check the user in the URL, or CREATE ROLE"),
     ("database ", "check the database in the URL, or CREATE DATABASE"),
+    ("for table projects", "this user is limited to another project; see `art-patch store grant`"),
     ("permission denied", "GRANT this user CREATE and USAGE on the schema, or give it a schema of its own"),
     ("read-only", "this server is a standby; name the primary"),
     ("too many", "raise the server's max_connections, or put a pooler before it"),

@@ -23,6 +23,7 @@ from art_patch._lib.forking import in_database
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
 from art_patch.store.backends.files import StoreFiles, bytes_of, never_close
+from art_patch.store.backends.scoping import limit_to_project
 from art_patch.store.backends.urls import sqlite_path
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import parse
@@ -128,10 +129,7 @@ class SqliteDatabase(Database):
         try:
             yield
         except DBAPIError as error:
-            failed = StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}")
-            failed.__cause__ = error
-            failed.may_pass = _code(failed) in _MAY_PASS
-            raise failed from error
+            raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
 
     def begin_in_child(self) -> None:
         """Open new connections and a new lock file in the child of a fork."""
@@ -153,6 +151,8 @@ class SqliteDatabase(Database):
     def _connect(self) -> None:
         self._calls = _engine(self.url, self.path, "NORMAL")
         self._ledger = _engine(self.url, self.path, "FULL")
+        for engine in (self._calls, self._ledger):
+            limit_to_project(engine.dialect, lambda: self.scope["project_id"])
 
     def _disconnect(self) -> None:
         if self._files.replaced:
@@ -242,10 +242,6 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
-
-
-# SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN
-_MAY_PASS = (5, 6, 7, 8, 10, 13, 14)
 
 
 def _code(error: StoreError) -> int:

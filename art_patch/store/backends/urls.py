@@ -70,12 +70,11 @@ def postgres_parameters(url: str) -> dict[str, str]:
     return {name: unquote(value) for name, value in found.items() if value} | dict(parse_qsl(query))
 
 
-def of_another_project(url: str, owner: str, project: str) -> str:
-    """Return the error message for a store at `url` that belongs to the project `owner` instead of `project`."""
+def is_unknown(url: str, project: str, names: list[str]) -> str:
+    """Return the error message for a store at `url` that has no such project, but those with these `names`."""
     return (
-        f"store {without_password(url)} belongs to project {owner!r}, and this is project {project!r}: say --project "
-        f"{owner} (ART_PATCH_PROJECT={owner}), or give {project!r} a file, database or schema of its own with --store "
-        "(ART_PATCH_STORE)"
+        f"store {without_password(url)} has no project {project!r}, but: {', '.join(names)}; name one of these with "
+        "--project (ART_PATCH_PROJECT), or run your agent with art_patch.patch() first"
     )
 
 

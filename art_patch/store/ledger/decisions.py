@@ -66,10 +66,9 @@ def agent_of(connection: Connection, policy: str) -> int:
     """
     table, project = tables.agents, connection.get_execution_options()["project_id"]
     name = policy.rpartition("@")[0]
-    of_project = select(table.c.id).where(table.c.project_id == project)
-    found = connection.scalar(of_project.where(table.c.name == name))
+    found = connection.scalar(select(table.c.id).where(table.c.name == name))
     if found is None:
-        found = connection.scalar(of_project.where(table.c.name.is_(None)))
+        found = connection.scalar(select(table.c.id).where(table.c.name.is_(None)))
         if found is not None:
             connection.execute(update(table).where(table.c.id == found).values(name=name))
     if found is None:  # no two transactions do this at once: each of them decides alone
@@ -256,8 +255,7 @@ def note(connection: Connection, who: str, action: str, detail: JSON, at: float)
     """Add an entry to the audit log. Its hash covers the entry before it, so missing and changed ones are detected."""
     table = tables.audit
     decide_alone(connection)  # else two entries could follow the same one
-    ours = table.c.project_id == connection.get_execution_options()["project_id"]  # each project has a chain of its own
-    previous = connection.scalar(select(table.c.hash).where(ours).order_by(table.c.id.desc()).limit(1)) or GENESIS
+    previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
     digest = audit_hash(previous, at, who, action, detail)
     row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
     connection.execute(insert(table).values(row))

@@ -115,10 +115,10 @@ class _Fenced:
 
 
 def _require(connection: Connection, lease: Lease) -> None:
-    table = tables.leases
+    its, project_id = tables.whole.leases.c, connection.get_execution_options()["project_id"]
     # FOR SHARE locks the row: on PostgreSQL no process can take the lease before this transaction has ended. SQLite has
-    # one writer and ignores it.
-    query = select(table.c.token).where(table.c.name == lease.name, table.c.owner.is_not(None))
+    # one writer and ignores it. `whole`: in a limited table's subquery, all of the project's leases would be locked.
+    query = select(its.token).where(its.project_id == project_id, its.name == lease.name, its.owner.is_not(None))
     if connection.scalar(query.with_for_update(read=True)) != lease.token:
         raise lost(lease)
 

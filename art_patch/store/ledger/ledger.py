@@ -15,7 +15,7 @@ from art_patch.errors import StoreError
 from art_patch.store.backends.database import Part, decide_alone
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.decisions import Cause, note
-from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, read_route
+from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, route_of
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
@@ -208,7 +208,7 @@ class Ledger(Part):
 
     def route(self) -> Route:
         """Return the route: where running apps send their calls."""
-        return read_route(self._database.url)
+        return route_of(self._database.control())
 
     def set_engine(
         self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None

@@ -37,12 +37,14 @@ CONNECT_TIMEOUT_S = 2
 _LOOKS_AGAIN = 3
 _BETWEEN_LOOKS_S = 0.01
 
-# The route as pairs of key and value. Without parameters, because each driver marks them in its own way.
+# The route of a project as pairs of key and value; `project` is its id as an SQL expression.
 QUERY = f"""
-    SELECT key, value FROM control WHERE project_id = {FIRST} AND agent_id IN ({EVERY_AGENT}, {FIRST})
+    SELECT key, value FROM control WHERE project_id = {{project}} AND agent_id IN ({EVERY_AGENT}, {FIRST})
     AND key IN ('{ROUTE_KEY}', '{MODE_KEY}', '{CANARY_KEY}')
-    UNION ALL SELECT 'project', name FROM projects WHERE id = {FIRST} AND name IS NOT NULL
 """
+# A store whose project has no name yet is any project's, as in `Database._bind`. Each driver has its own `mark`.
+_OF_NAME = "(SELECT id FROM projects WHERE name = {mark} OR name IS NULL ORDER BY name IS NULL LIMIT 1)"
+_OF_ONLY = "(SELECT id FROM projects WHERE 1 = (SELECT count(*) FROM projects))"
 
 
 class Control(Protocol):
@@ -53,29 +55,37 @@ class Control(Protocol):
         ...
 
 
-_open: weakref.WeakValueDictionary[str, Control] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[str, str | None], Control] = weakref.WeakValueDictionary()
 
 
-def answers_for(url: str, store: Control) -> None:
-    """Register an open store, so that later calls of `read_route(url)` use its connections."""
-    _open[url] = store
+def answers_for(url: str, project: str | None, store: Control) -> None:
+    """Register a project's open store, so that later calls of `read_route(url, project)` use its connections."""
+    _open[url, project] = store
 
 
-def answers_no_more(url: str, store: Control) -> None:
-    """Undo `answers_for` when `store` closes, unless another store has been registered for `url` since."""
-    if _open.get(url) is store:
-        del _open[url]
+def answers_no_more(url: str, project: str | None, store: Control) -> None:
+    """Undo `answers_for` when `store` closes, unless another store has been registered since."""
+    if _open.get((url, project)) is store:
+        del _open[url, project]
 
 
-def read_route(url: str) -> Route:
-    """Return the route of the store at `url`, which says where calls go now; an empty `Route` if there is no store yet.
+def read_route(url: str, project: str | None = None) -> Route:
+    """Return where the calls of a project go now; an empty `Route` if the store or the project is not there yet.
+
+    Args:
+        url: the store, which may have several projects.
+        project: `None` is the store's only project.
 
     Raises:
         sqlite3.Error: if the SQLite file exists and cannot be read.
         StoreError: if the PostgreSQL server cannot be reached or reports an error.
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or psycopg is not installed.
     """
-    rows = _from_server(url) if is_postgres(url) else _from_file(url)
+    return route_of((_from_server if is_postgres(url) else _from_file)(url, project))
+
+
+def route_of(rows: Mapping[str, str]) -> Route:
+    """Return the route that the rows of `QUERY` state."""
     route = json.loads(rows.get(ROUTE_KEY, "{}"))
     challenger = route.get("challenger") or {}
     return Route(
@@ -89,38 +99,44 @@ def read_route(url: str) -> Route:
         challenger_state=challenger.get("state"),
         challenger_percent=challenger.get("percent"),
         challenger_since=challenger.get("since"),
-        project=rows.get("project"),
     )
 
 
-def _from_file(url: str) -> Mapping[str, str]:
+def _from_file(url: str, project: str | None) -> Mapping[str, str]:
     path = sqlite_path(url)
     for _ in range(_LOOKS_AGAIN):
         try:
-            return _ask_file(path)
+            return _ask_file(path, project)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # it has waited for `timeout` already
                 raise
             # The file may have been deleted or made during the query. Any other error comes again below.
             time.sleep(_BETWEEN_LOOKS_S)
-    return _ask_file(path)
+    return _ask_file(path, project)
 
 
-def _ask_file(path: Path) -> Mapping[str, str]:
+def _ask_file(path: Path, project: str | None) -> Mapping[str, str]:
     if not path.exists():
         return {}
     # A short timeout, because the app's first request waits for this. `mode=ro` never creates a file.
     with in_database(), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)) as connection:
         try:
-            return dict(connection.execute(QUERY))
+            return dict(connection.execute(*_query(project, "?")))
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):  # another process is creating the store right now
                 return {}
             raise
 
 
-def _from_server(url: str) -> Mapping[str, str]:
-    if (store := _open.get(url)) is not None:
+def _query(project: str | None, mark: str) -> tuple[str, tuple[str, ...]]:
+    """Return the query for a project's route, and its parameters."""
+    if project is None:
+        return QUERY.format(project=_OF_ONLY), ()
+    return QUERY.format(project=_OF_NAME.format(mark=mark)), (project,)
+
+
+def _from_server(url: str, project: str | None) -> Mapping[str, str]:
+    if (store := _open.get((url, project))) is not None:
         return store.control()
     parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | postgres_parameters(url)
     with late_import():
@@ -133,7 +149,7 @@ def _from_server(url: str) -> Mapping[str, str]:
             in_database(),
             closing(psycopg.connect(**parameters, application_name="art_patch", autocommit=True)) as connection,
         ):
-            return dict(connection.execute(QUERY).fetchall())
+            return dict(connection.execute(*_query(project, "%s")).fetchall())
     except psycopg.errors.UndefinedTable:  # nobody has written yet
         return {}
     except psycopg.Error as error:

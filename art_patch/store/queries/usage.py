@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger.decisions import UPDATE_ENDED
-from art_patch.store.ledger.route import read_route
+from art_patch.store.ledger.route import route_of
 from art_patch.store.schema import tables
 from art_patch.types import COPIES, RunValue, Served, Usage
 
@@ -67,7 +67,7 @@ class Reports(Part):
 
     def usage(self, *, since: float, until: float) -> Usage:
         """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
-        route = read_route(self._database.url)  # by a connection of its own, so not in the snapshot
+        route = route_of(self._database.control())  # in a transaction of its own, so not in the snapshot
         with self._database.read() as connection:
             served, fell_back = _calls(connection, since, until)
             runs, mixed = _runs(connection, since, until)

@@ -7,6 +7,7 @@ allows.
 
 Every row names the project and the agent that it belongs to. Rows of shared content (messages, token blocks, tools)
 name only the project. The project is part of every key, so two projects can use the same names, ids and content hashes.
+`backends/scoping.py` limits every statement on these tables to one project; those of `whole` show all projects.
 """
 
 from functools import partial
@@ -74,9 +75,10 @@ def _scope(name: str, in_key: bool) -> Column[int]:
     return Column(name, Integer, primary_key=in_key, autoincrement=False, nullable=False, default=default)
 
 
-def _where(name: str, column: str, condition: str) -> Index:
-    """Return a partial index. SQLAlchemy has an option of its own for it for each database."""
-    return Index(name, column, sqlite_where=sa.text(condition), postgresql_where=sa.text(condition))
+def _index(name: str, *columns: str, where: str | None = None) -> Index:
+    """Return an index of each project's rows; with `where`, a partial one."""
+    condition = None if where is None else sa.text(where)  # SQLAlchemy has an option of its own for each database
+    return Index(name, "project_id", *columns, sqlite_where=condition, postgresql_where=condition)
 
 
 projects = Table(
@@ -90,19 +92,19 @@ agents = Table(
     "agents",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("project_id", Integer, nullable=False),
+    Column("project_id", Integer, primary_key=True, autoincrement=False),
     Column("name", Text),  # NULL until the first policy is kept: it is the NAME of `NAME@STEP`
     sa.UniqueConstraint("project_id", "name", name="agents_name"),
 )
 
 nodes = _table(
     "nodes",
-    Index("nodes_parent", "parent"),  # the garbage collector asks whether a message has messages below it
+    _index("nodes_parent", "parent"),  # the garbage collector asks whether a message has messages below it
     id=_key(_Hash), parent=_Hash, body=LargeBinary, shared=True,
 )  # fmt: skip
 
 token_blocks = _table(
-    "token_blocks", Index("token_blocks_parent", "parent"), id=_key(_Hash), parent=_Hash, ids=LargeBinary, shared=True
+    "token_blocks", _index("token_blocks_parent", "parent"), id=_key(_Hash), parent=_Hash, ids=LargeBinary, shared=True
 )
 
 blobs = _table("blobs", id=_key(_Hash), body=LargeBinary, shared=True)
@@ -110,11 +112,11 @@ blobs = _table("blobs", id=_key(_Hash), body=LargeBinary, shared=True)
 trajectories = _table(
     "trajectories",
     # Partial indexes hold only the rows that a query looks for: most trajectories are grouped, and have no user.
-    _where("trajectories_ungrouped", "last_call_at", "group_id IS NULL"),
-    _where("trajectories_user", "user_id", "user_id IS NOT NULL"),
-    _where("trajectories_session", "session_id", "session_id IS NOT NULL"),
-    Index("trajectories_recent", "last_call_at"),
-    Index("trajectories_group", "group_id"),
+    _index("trajectories_ungrouped", "last_call_at", where="group_id IS NULL"),
+    _index("trajectories_user", "user_id", where="user_id IS NOT NULL"),
+    _index("trajectories_session", "session_id", where="session_id IS NOT NULL"),
+    _index("trajectories_recent", "last_call_at"),
+    _index("trajectories_group", "group_id"),
     id=_key(Text), origin=Text, started_at=Float, ended_at=_null(Float), last_call_at=_null(Float),
     name=_null(Text), scenario_key=_null(Text), group_key=_null(Text), session_id=_null(Text), user_id=_null(Text),
     tags=JSON, metadata=JSON, error=_null(Text),
@@ -123,17 +125,17 @@ trajectories = _table(
 
 spans = _table(
     "spans",
-    Index("spans_trajectory", "trajectory_id"),
+    _index("spans_trajectory", "trajectory_id"),
     id=_key(Text), trajectory_id=Text, parent_id=_null(Text), name=Text, started_at=Float, ended_at=_null(Float),
     kind=_default(Text, server_default="span"), attributes=_default(JSON, server_default="{}"), error=_null(Text),
 )  # fmt: skip
 
 calls = _table(
     "calls",
-    Index("calls_trajectory", "trajectory_id", "started_at"),
-    Index("calls_started", "started_at"),
-    Index("calls_prompt", "prompt"),
-    _where("calls_prompt_block", "prompt_block", "prompt_block IS NOT NULL"),
+    _index("calls_trajectory", "trajectory_id", "started_at"),
+    _index("calls_started", "started_at"),
+    _index("calls_prompt", "prompt"),
+    _index("calls_prompt_block", "prompt_block", where="prompt_block IS NOT NULL"),
     id=_key(Text), trajectory_id=Text, span_id=_null(Text),
     started_at=Float, duration_ms=Float, ttft_ms=_null(Float),
     requested_model=Text, policy=_null(Text),
@@ -149,7 +151,7 @@ calls = _table(
 
 choices = _table(
     "choices",
-    Index("choices_answer", "answer"),
+    _index("choices_answer", "answer"),
     call_id=_key(Text), index=_key(_Count), answer=_Hash, finish_reason=_null(Text),
     token_ids=_null(LargeBinary), logprobs=_null(LargeBinary),
 )  # fmt: skip
@@ -158,25 +160,25 @@ scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_
 
 groups = _table(
     "groups",
-    Index("groups_state", "state", "held_out"),
+    _index("groups_state", "state", "held_out"),
     id=_key(Text), scenario_key=Text, how=Text, held_out=sa.Boolean, created_at=Float,
     state=Text, reason=_null(Text), policy=_null(Text),
     claimed_by=_null(Text), claimed_until=_null(Float),  # nobody writes them
 )  # fmt: skip
 
 # No foreign keys: rows arrive in any order from many processes, and lineage outlives data. `verify` checks references.
-trainings = _table("trainings", Index("trainings_group", "group_id"), policy=_key(Text), group_id=_key(Text))
+trainings = _table("trainings", _index("trainings_group", "group_id"), policy=_key(Text), group_id=_key(Text))
 
 trained_rows = _table(
     "trained_rows",
-    Index("trained_rows_trajectory", "trajectory_id"),
+    _index("trained_rows_trajectory", "trajectory_id"),
     policy=_key(Text), call_id=_key(Text), choice=_key(_Count),
     trajectory_id=Text, group_id=Text, advantage=Float, weight=Float,
 )  # fmt: skip
 
 scores = _table(
     "scores",
-    Index("scores_trajectory", "trajectory_id"),
+    _index("scores_trajectory", "trajectory_id"),
     id=_key(Text), trajectory_id=Text, name=Text, value=Float, source=Text, at=Float,
     comment=_null(Text), group_id=_null(Text), rubric=_null(Text), judge=_null(Text),
     session_id=_null(Text), user_id=_null(Text),  # its trajectory's, as in `calls`
@@ -184,8 +186,8 @@ scores = _table(
 
 judgements = _table(
     "judgements",
-    Index("judgements_group", "group_id"),
-    Index("judgements_at", "at"),
+    _index("judgements_group", "group_id"),
+    _index("judgements_at", "at"),
     id=_key(Text), group_id=_null(Text), at=Float,
     judge=Text, rubric=Text, purpose=Text, state=Text, reason=_null(Text),
     calls=_Count, prompt_tokens=_Count, completion_tokens=_Count, cost_usd=_null(Float), facts=JSON,
@@ -193,7 +195,7 @@ judgements = _table(
 
 corrections = _table(
     "corrections",
-    Index("corrections_trajectory", "trajectory_id"),
+    _index("corrections_trajectory", "trajectory_id"),
     id=_key(Text), trajectory_id=Text, call_id=_null(Text),
     at=Float, source=Text, message=JSON, comment=_null(Text),
 )  # fmt: skip
@@ -221,7 +223,7 @@ export_members = _table("export_members", trajectory_id=_key(Text), export_id=_k
 
 sent = _table(
     "sent",
-    Index("sent_trajectory", "trajectory_id"),
+    _index("sent_trajectory", "trajectory_id"),
     target=_key(Text), item=_key(Text), trajectory_id=_null(Text), digest=Text, at=Float,
 )  # fmt: skip
 
@@ -236,3 +238,18 @@ leases = _table(
     beat=_Count, owner=_null(Text), host=_null(Text), pid=_null(_Count), boot=_null(Text), started=_null(Text),
     renewed_at=_null(Float), of_agent=True,
 )  # fmt: skip
+
+
+class _Whole:
+    """The same tables for statements about all projects of the store, such as `whole.calls`."""
+
+    def __init__(self) -> None:
+        self.metadata = sa.MetaData()
+        for table in metadata.sorted_tables:
+            table.to_metadata(self.metadata)
+
+    def __getattr__(self, name: str) -> Table:
+        return self.metadata.tables[name]
+
+
+whole = _Whole()

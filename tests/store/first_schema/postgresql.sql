@@ -2,7 +2,7 @@ CREATE TABLE agents (
   id INTEGER NOT NULL,
   project_id INTEGER NOT NULL,
   name TEXT,
-  PRIMARY KEY (id),
+  PRIMARY KEY (id, project_id),
   CONSTRAINT agents_name UNIQUE (project_id, name)
 );
 CREATE TABLE apps (
@@ -59,10 +59,10 @@ CREATE TABLE calls (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX calls_prompt ON calls (prompt);
-CREATE INDEX calls_prompt_block ON calls (prompt_block) WHERE prompt_block IS NOT NULL;
-CREATE INDEX calls_started ON calls (started_at);
-CREATE INDEX calls_trajectory ON calls (trajectory_id, started_at);
+CREATE INDEX calls_prompt ON calls (project_id, prompt);
+CREATE INDEX calls_prompt_block ON calls (project_id, prompt_block) WHERE prompt_block IS NOT NULL;
+CREATE INDEX calls_started ON calls (project_id, started_at);
+CREATE INDEX calls_trajectory ON calls (project_id, trajectory_id, started_at);
 CREATE TABLE choices (
   call_id TEXT NOT NULL,
   index BIGINT NOT NULL,
@@ -74,7 +74,7 @@ CREATE TABLE choices (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (call_id, index, project_id)
 );
-CREATE INDEX choices_answer ON choices (answer);
+CREATE INDEX choices_answer ON choices (project_id, answer);
 CREATE TABLE control (
   key TEXT NOT NULL,
   value TEXT NOT NULL,
@@ -95,7 +95,7 @@ CREATE TABLE corrections (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX corrections_trajectory ON corrections (trajectory_id);
+CREATE INDEX corrections_trajectory ON corrections (project_id, trajectory_id);
 CREATE TABLE export_members (
   trajectory_id TEXT NOT NULL,
   export_id TEXT NOT NULL,
@@ -129,7 +129,7 @@ CREATE TABLE groups (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX groups_state ON groups (state, held_out);
+CREATE INDEX groups_state ON groups (project_id, state, held_out);
 CREATE TABLE judgements (
   id TEXT NOT NULL,
   group_id TEXT,
@@ -148,8 +148,8 @@ CREATE TABLE judgements (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX judgements_at ON judgements (at);
-CREATE INDEX judgements_group ON judgements (group_id);
+CREATE INDEX judgements_at ON judgements (project_id, at);
+CREATE INDEX judgements_group ON judgements (project_id, group_id);
 CREATE TABLE leases (
   name TEXT NOT NULL,
   token BIGINT NOT NULL,
@@ -171,7 +171,7 @@ CREATE TABLE nodes (
   project_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX nodes_parent ON nodes (parent);
+CREATE INDEX nodes_parent ON nodes (project_id, parent);
 CREATE TABLE policies (
   name TEXT NOT NULL,
   base TEXT NOT NULL,
@@ -229,7 +229,7 @@ CREATE TABLE scores (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX scores_trajectory ON scores (trajectory_id);
+CREATE INDEX scores_trajectory ON scores (project_id, trajectory_id);
 CREATE TABLE sent (
   target TEXT NOT NULL,
   item TEXT NOT NULL,
@@ -240,7 +240,7 @@ CREATE TABLE sent (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (target, item, project_id)
 );
-CREATE INDEX sent_trajectory ON sent (trajectory_id);
+CREATE INDEX sent_trajectory ON sent (project_id, trajectory_id);
 CREATE TABLE spans (
   id TEXT NOT NULL,
   trajectory_id TEXT NOT NULL,
@@ -255,7 +255,7 @@ CREATE TABLE spans (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX spans_trajectory ON spans (trajectory_id);
+CREATE INDEX spans_trajectory ON spans (project_id, trajectory_id);
 CREATE TABLE token_blocks (
   id BYTEA NOT NULL,
   parent BYTEA NOT NULL,
@@ -263,7 +263,7 @@ CREATE TABLE token_blocks (
   project_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX token_blocks_parent ON token_blocks (parent);
+CREATE INDEX token_blocks_parent ON token_blocks (project_id, parent);
 CREATE TABLE trained_rows (
   policy TEXT NOT NULL,
   call_id TEXT NOT NULL,
@@ -276,7 +276,7 @@ CREATE TABLE trained_rows (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (policy, call_id, choice, project_id)
 );
-CREATE INDEX trained_rows_trajectory ON trained_rows (trajectory_id);
+CREATE INDEX trained_rows_trajectory ON trained_rows (project_id, trajectory_id);
 CREATE TABLE trainings (
   policy TEXT NOT NULL,
   group_id TEXT NOT NULL,
@@ -284,7 +284,7 @@ CREATE TABLE trainings (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (policy, group_id, project_id)
 );
-CREATE INDEX trainings_group ON trainings (group_id);
+CREATE INDEX trainings_group ON trainings (project_id, group_id);
 CREATE TABLE trajectories (
   id TEXT NOT NULL,
   origin TEXT NOT NULL,
@@ -304,11 +304,11 @@ CREATE TABLE trajectories (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX trajectories_group ON trajectories (group_id);
-CREATE INDEX trajectories_recent ON trajectories (last_call_at);
-CREATE INDEX trajectories_session ON trajectories (session_id) WHERE session_id IS NOT NULL;
-CREATE INDEX trajectories_ungrouped ON trajectories (last_call_at) WHERE group_id IS NULL;
-CREATE INDEX trajectories_user ON trajectories (user_id) WHERE user_id IS NOT NULL;
+CREATE INDEX trajectories_group ON trajectories (project_id, group_id);
+CREATE INDEX trajectories_recent ON trajectories (project_id, last_call_at);
+CREATE INDEX trajectories_session ON trajectories (project_id, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX trajectories_ungrouped ON trajectories (project_id, last_call_at) WHERE group_id IS NULL;
+CREATE INDEX trajectories_user ON trajectories (project_id, user_id) WHERE user_id IS NOT NULL;
 CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
