@@ -229,7 +229,8 @@ def file_content(arrays: Arrays, facts: JSON) -> bytes:
 def write_file(path: Path, content: bytes) -> None:
     """Writes a file of a job directory, or replaces it atomically; raises `TrainingError` if that fails."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for directory in (path.parent.parent, path.parent):  # `parents=True` would make the upper one with another mode
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One name for all drafts: a checkpoint is large, and what killed jobs left must not add up.
         with replacing(path, draft=path.with_name(f".{path.name}.unfinished")) as file:
             file.write(content)
