@@ -166,3 +166,17 @@ def test_anthropic_through_a_proxy_on_this_machine_is_not_told(tmp_path: Path, u
     (line,) = result.stderr.splitlines()
     assert "by other means (httpx" in line
     assert "unless they go to `art-patch proxy`" in line
+
+
+def test_a_warning_of_anthropics_sdk_names_the_line_of_the_program(tmp_path: Path):
+    pytest.importorskip("anthropic")
+    code = (
+        OTHERS["anthropic"]
+        .replace(ELSEWHERE, "http://127.0.0.1:9")
+        .replace('model="m"', "model=min(anthropic.resources.messages.messages.DEPRECATED_MODELS)")
+    )
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    warnings = [line for line in bare.stderr.splitlines() if "DeprecationWarning" in line]
+    assert any(line.startswith("<string>:") for line in warnings)
+    patched = run(tmp_path, "-c", code)
+    assert [line for line in patched.stderr.splitlines() if "DeprecationWarning" in line] == warnings

@@ -76,22 +76,21 @@ class Watched(NamedTuple):
         name: its name in `status().bypasses` and in the warning.
         package: the package's name in `BYPASSES`, which holds the cure.
         places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
-        passes: returns whether the call of an object of that class bypasses the SDK. Without it, every call does.
+        passes: returns whether the call of an object of that class, with these positional arguments, bypasses the SDK.
+            Without it, every call does.
     """
 
     name: str
     package: str
     module: str
     places: tuple[str, ...]
-    passes: Callable[[Any], bool] | None = None
+    passes: Callable[..., bool] | None = None
 
 
-_MESSAGES = tuple(f"{kind}Messages.{name}" for kind in ("", "Async") for name in ("create", "stream", "parse"))
-
-
-def _leaves(resource: Any) -> bool:
-    """Return whether calls of this part of Anthropic's SDK go to another machine, and so past a proxy on this one."""
-    return resource._client.base_url.host not in ("127.0.0.1", "::1", "localhost")
+def _leaves(client: Any, path: Any = "", *_: Any) -> bool:
+    """Return whether Anthropic's SDK asks a model, on another machine, and so past a proxy on this one."""
+    is_call = str(path).partition("?")[0].endswith("/messages")
+    return is_call and client.base_url.host not in ("127.0.0.1", "::1", "localhost")
 
 
 def _websocket(name: str, module: str, prefix: str) -> Watched:
@@ -112,7 +111,7 @@ _OF_CHATS = frozenset(
 ) | {"generate_content_stream", "agenerate_content_stream"}
 
 
-def _passes_litellm(logging: Any) -> bool:
+def _passes_litellm(logging: Any, *_: Any) -> bool:
     """Return whether LiteLLM is about to send a request past the SDK that it has not announced before."""
     if getattr(logging, "call_type", None) not in _OF_CHATS or logging in _seen:
         return False
@@ -146,8 +145,8 @@ WATCHED = (
         "agents.models.openai_responses",
         ("OpenAIResponsesWSModel._fetch_response",),
     ),
-    Watched("anthropic", "anthropic", "anthropic.resources.messages.messages", _MESSAGES, _leaves),
-    Watched("anthropic", "anthropic", "anthropic.resources.beta.messages.messages", _MESSAGES, _leaves),
+    # Not `Messages.create`: its warnings name the line of the app only if nothing stands between the two.
+    Watched("anthropic", "anthropic", "anthropic._base_client", ("SyncAPIClient.post", "AsyncAPIClient.post"), _leaves),
     Watched(
         "google-genai",
         "google-genai",
@@ -224,7 +223,7 @@ class Detector:
         original = owner.__dict__[name]
 
         def sent_past_us(wrapped: Callable[..., Any], of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._passes(bypass, of):
+            if not self._passes(bypass, of, args):
                 return wrapped(*args, **kwargs)
             passage, sent = Passage(), None
             try:
@@ -240,12 +239,12 @@ class Detector:
         setattr(owner, name, wrapper)
         self._sites.append(Site(owner, name, original, wrapper))
 
-    def _passes(self, bypass: Watched, of: Any) -> bool:
+    def _passes(self, bypass: Watched, of: Any, args: tuple[Any, ...]) -> bool:
         # One bypass calls another: LiteLLM's handler announces its request to LiteLLM's logger.
         if passage_around() is not None:
             return False
         try:
-            return bypass.passes is None or bypass.passes(of)
+            return bypass.passes is None or bypass.passes(of, *args)
         except Exception as error:
             faults.fault("patching.bypass", error)
             return False
