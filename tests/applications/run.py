@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT)]
 from art_patch.types import Trajectory  # noqa: E402
 from tests.applications.catalog import APPLICATIONS, KEY, Application  # noqa: E402
 from tests.applications.upstream import Upstream, is_call, serving  # noqa: E402
-from tests.frameworks.recorded import trajectories  # noqa: E402
 from tests.support.environments import ENVIRONMENT, environment  # noqa: E402
+from tests.support.recorded import trajectories  # noqa: E402
 
 VARIES = (
     r"0x[0-9a-f]{6,}", r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", r"127\.0\.0\.1:\d+",

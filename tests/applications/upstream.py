@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.frameworks import other_providers, replies
+from tests.support import other_providers, replies
 from tests.support.servers import Answer, StubServer
 
 ENDS = {"bash": {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}}

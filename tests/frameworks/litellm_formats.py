@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.frameworks.other_providers import TEXTS, anthropic, gemini
+from tests.support.other_providers import TEXTS, anthropic, gemini
 from tests.support.servers import chunks, completion
 
 TEXT = "".join(TEXTS)

@@ -25,10 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from tests.frameworks.recorded import store_url  # noqa: E402
 from tests.frameworks.shops import program  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402 - the line above makes them importable
 from tests.support.environments import run_app  # noqa: E402
+from tests.support.recorded import store_url  # noqa: E402
 
 NAMES = ("langchain", "openai_agents", "litellm", "pydantic_ai")
 MOST_US = 10

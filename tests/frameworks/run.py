@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from tests.frameworks.catalog import FRAMEWORKS, Framework  # noqa: E402
-from tests.frameworks.recorded import store_url, trajectories  # noqa: E402
-from tests.frameworks.replies import reply  # noqa: E402
 from tests.support.environments import environment, run_app  # noqa: E402
+from tests.support.recorded import store_url, trajectories  # noqa: E402
+from tests.support.replies import reply  # noqa: E402
 from tests.support.servers import ReceivedRequest, serving  # noqa: E402
 
 VERDICTS = ("caught", "told", "missed", "double")

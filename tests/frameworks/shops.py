@@ -9,8 +9,8 @@ from typing import Any
 
 from art_patch.demo.processes import Agent, Program, unpatched
 from art_patch.demo.shop import make_tasks
-from tests.frameworks.replies import reply
 from tests.support.environments import ROOT, environment
+from tests.support.replies import reply
 from tests.support.servers import serving
 
 FOLDER = ROOT / "examples/frameworks/shop"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from art_patch.types import Trajectory
-from tests.frameworks.recorded import store_url, trajectories, tree
 from tests.support.environments import ENVIRONMENT, ROOT, environment, run_app
+from tests.support.recorded import store_url, trajectories, tree
 from tests.support.servers import Answer, chunks, completion, response, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

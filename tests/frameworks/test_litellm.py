@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.recorded import store_url, trajectories
 from tests.support.environments import environment, run_app
+from tests.support.recorded import store_url, trajectories
 from tests.support.servers import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

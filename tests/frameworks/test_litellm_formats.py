@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.litellm_formats import TEXT, speaking
-from tests.frameworks.recorded import store_url, trajectories
+from tests.support.recorded import store_url, trajectories
 
 APP = Path(__file__).parent / "litellm_formats_app.py"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.other_providers import serving_others
-from tests.frameworks.recorded import store_url, trajectories
+from tests.support.other_providers import serving_others
+from tests.support.recorded import store_url, trajectories
 
 APP = Path(__file__).parent / "litellm_providers_app.py"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.recorded import store_url, trajectories, tree
-from tests.frameworks.replies import planned
 from tests.support.environments import environment, run_app
+from tests.support.recorded import store_url, trajectories, tree
+from tests.support.replies import planned
 from tests.support.servers import serving
 
 FULL = bool(os.environ.get("ART_PATCH_FULL"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.recorded import store_url, trajectories, tree
 from tests.support.environments import environment, run_app
+from tests.support.recorded import store_url, trajectories, tree
 from tests.support.servers import Answer, chunks, completion, response, response_events, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

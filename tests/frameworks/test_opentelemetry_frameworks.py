@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.frameworks.catalog import FRAMEWORKS
-from tests.frameworks.recorded import store_url, trajectories, tree
-from tests.frameworks.replies import reply
 from tests.support.environments import environment, run_app
+from tests.support.recorded import store_url, trajectories, tree
+from tests.support.replies import reply
 from tests.support.servers import serving
 
 FULL = bool(os.environ.get("ART_PATCH_FULL"))

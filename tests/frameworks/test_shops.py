@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from art_patch.demo.processes import unpatched
-from tests.frameworks.recorded import store_url, trajectories
-from tests.frameworks.replies import TEXT, reply
 from tests.frameworks.shops import SHOPS, answer_all, program
+from tests.support.recorded import store_url, trajectories
+from tests.support.replies import TEXT, reply
 from tests.support.servers import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
