@@ -85,7 +85,13 @@ class JudgeError(ArtPatchError, exit_code=7):
 
 
 class StoreError(ArtPatchError, exit_code=8):
-    """The store cannot be opened, read or written."""
+    """The store cannot be opened, read or written.
+
+    Attributes:
+        may_pass: whether the same data may be written later: the disk is full, or the store is locked or out of reach.
+    """
+
+    may_pass = False
 
 
 class StoreTooNew(StoreError, exit_code=12):

@@ -263,3 +263,10 @@ def test_how_a_policy_is_born_names_the_steps_of_a_cycle():
     assert len(named) == len(set(named))
     assert set(named) <= reached, "every named file is a part of a cycle"
     assert steps <= set(named)
+
+
+def test_the_threat_model_names_tests_that_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/pages/explanation/threat-model.md").read_text())
+    assert len(named) > 20
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+    assert missing == []

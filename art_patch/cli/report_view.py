@@ -116,7 +116,8 @@ def _notes(report: Report) -> Iterator[str]:
     yield from report.cautions
     yield from report.money.notes
     if report.fallbacks:
-        reasons = ", ".join(f"{one_line(reason)} {count:,}" for reason, count in report.fallbacks.items())
+        most = sorted(report.fallbacks.items(), key=lambda item: -item[1])
+        reasons = ", ".join(f"{one_line(reason)} {count:,}" for reason, count in most[:10])
         yield f"calls that went upstream after all: {reasons}"
     if report.mixed:
         yield f"{report.mixed:,} runs were answered by several policies and count in no side's quality"

@@ -168,9 +168,10 @@ def _short(error: Any) -> str:
     return message if isinstance(message, str) else json.dumps(error, default=repr)
 
 
-MAX_NODES = 20_000
+MAX_NODES = 40_000
 # So many trajectories that ended at one node are told apart.
 MAX_ENDS = 64
+_ASKED = b"?"
 
 
 @dataclass(slots=True)
@@ -179,8 +180,9 @@ class _Thread:  # a trajectory in the making, shared by all the nodes where it m
 
 
 @dataclass(slots=True)
-class _End:  # an answer of a call, where a trajectory may go on
+class _End:  # a call, after which a trajectory may go on
     thread: _Thread
+    ended_at: float
     extended: bool = False
 
 
@@ -191,16 +193,21 @@ class Stitcher:
     and the answer joins the trajectory of that node. If several trajectories have the node (the same question got the
     same answer twice), the call joins the newest one that no call has extended yet, or else the newest one, as a
     branch. The oldest of too many nodes are forgotten; a call that extends one of them begins a new trajectory.
+
+    Some agents drop an answer that they cannot use, and send the same prompt again with an error message after it. Such
+    a call joins the trajectory of the call with that prompt, if this has ended and no call has gone on from it. If
+    there are several such calls, for example of siblings, it is not known whose answer was dropped: then it does not.
     """
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._max_nodes = max_nodes
+        # By the node of an answer, and by that of a prompt alone with `_ASKED` after it.
         self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 
     def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
         """Return the trajectory that `call` belongs to, and remember the nodes of its answers."""
         nodes = list(accumulate(call.messages, _node, initial=ROOT))[1:]
-        end = self._find(call.messages, nodes)
+        end = self._find(call, nodes)
         if end is None:
             thread = _Thread(TrajectoryInfo(new_id(call.started_at), call.started_at, "single", group_key=group_key))
         else:
@@ -209,16 +216,27 @@ class Stitcher:
             if thread.info.origin != "stitched":
                 thread.info = replace(thread.info, origin="stitched")
         last = nodes[-1] if nodes else ROOT
+        new = _End(thread, call.started_at + call.duration_ms / 1000)
+        # Failed calls too: one that is left out could make the call of a sibling look like the only one.
+        self._remember(last + _ASKED, new)
         for choice in call.choices:
             if choice.message:
-                self._remember(_node(last, choice.message), _End(thread))
+                self._remember(_node(last, choice.message), new)
         return thread.info
 
-    def _find(self, messages: tuple[JSON, ...], nodes: list[bytes]) -> _End | None:
+    def _find(self, call: Call, nodes: list[bytes]) -> _End | None:
+        may_drop = True
         # The last message is new: a prompt that ends in a known answer is that call, made again.
         for position in range(len(nodes) - 2, -1, -1):
-            if messages[position].get("role") != "assistant":
+            role = call.messages[position].get("role")
+            if role != "assistant":
+                # Instructions alone are no prompt of a run.
+                if may_drop and role not in ("system", "developer"):
+                    open_ends = [end for end in self._ends.get(nodes[position] + _ASKED, ()) if not end.extended]
+                    if len(open_ends) == 1 and open_ends[0].ended_at <= call.started_at:
+                        return open_ends[0]
                 continue
+            may_drop = False
             ends = self._ends.get(nodes[position])
             if ends:
                 self._ends.move_to_end(nodes[position])

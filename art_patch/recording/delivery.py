@@ -1,8 +1,9 @@
 """Writes batches of records to the store, keeps them while the store is down, and counts the records that were lost.
 
 A batch that fails is cut in half and tried again with back-off, so that one record that the store refuses cannot hold
-up the others. A single record that fails while others are written is dropped and counted. Calls of the store may block,
-so only the recorder's thread makes them.
+up the others. A single record that fails while others are written is dropped and counted, unless the disk is full or
+the store out of reach: then a large record may fail and a small one succeed. Calls of the store may block, so only the
+recorder's thread makes them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from art_patch._lib.faults import faults
+from art_patch.errors import StoreError
 
 if TYPE_CHECKING:
     from art_patch.types import Record
@@ -63,19 +65,19 @@ class Delivery:
 
     def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
-        written, poison, failed = list[Sized](), list[Sized](), list[list[Sized]]()
+        written, poison, failed = list[Sized](), list[Sized](), list[tuple[list[Sized], Exception]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
-            if self._write(batch):
+            if (error := self._write(batch)) is None:
                 written += batch
                 self._breathe()
             else:
-                failed.append(batch)
+                failed.append((batch, error))
                 if len(failed) > 1 and not written:
                     break  # the store is down: trying every batch would only take time
-        for batch in failed:
+        for batch, error in failed:
             # Others were written, so this record is at fault and not the store.
-            if len(batch) == 1 and written:
+            if len(batch) == 1 and written and not (isinstance(error, StoreError) and error.may_pass):
                 poison += batch
             else:
                 middle = (len(batch) + 1) // 2
@@ -94,7 +96,7 @@ class Delivery:
         if (close := getattr(sink, "close", None)) is not None:
             close()
 
-    def _write(self, batch: list[Sized]) -> bool:
+    def _write(self, batch: list[Sized]) -> Exception | None:
         try:
             if self.sink is None:
                 self.sink = self._open_sink()
@@ -104,8 +106,8 @@ class Delivery:
         except Exception as error:
             self.trouble = type(error).__name__
             faults.trouble("store.write", error)
-            return False
-        return True
+            return error
+        return None
 
 
 # The causes of a loss, as they are counted and reported.
@@ -119,6 +121,13 @@ SLOW = "the store had not taken it all when the exit stopped waiting; call art_p
 def unwritable(trouble: str) -> str:
     """Return the cause to report for records that are lost because the store fails; `trouble`: class of its error."""
     return f"the store cannot be written ({trouble}); `art-patch doctor` says why"
+
+
+def full_because(trouble: str | None) -> str:
+    """Return the cause of a loss by a full queue, with the class of the store's error if it could not be written."""
+    if trouble is None:
+        return QUEUE_FULL
+    return f"the store could not be written ({trouble}) until the queue was full; `art-patch doctor` says why"
 
 
 class Tally:

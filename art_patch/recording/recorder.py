@@ -125,7 +125,7 @@ class Recorder:
             # The newest call is dropped, not the oldest: that costs the caller nothing, while making room would free
             # other calls' bytes in its time. Trajectories that began before the trouble stay whole.
             if self._bytes + size > self._most_bytes:
-                self._drop(item, delivery.QUEUE_FULL)
+                self._drop(item, delivery.full_because(self.trouble))
                 return False
             self._bytes += size
             self._waiting.add(item)

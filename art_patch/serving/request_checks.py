@@ -7,7 +7,10 @@ neutral one. It refuses any other with 400: to ignore it would give the caller a
 import asyncio
 import hmac
 import json
+import logging
+import math
 import re
+import time
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -24,6 +27,8 @@ _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 )
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::\d+)?")
 _LARGE_BODY_BYTES = 64 << 10  # reading more than this on the event loop would hold up all streams
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -113,6 +118,8 @@ def accepted_wait_s(caller: Caller) -> float | None:
 class ChatRoute(Generic[T]):
     """ASGI application that answers chat completions; an engine adds how it understands a body and answers it."""
 
+    _logged_at = -math.inf
+
     # Plain ASGI, because every chat request passes through it.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one chat-completion request; the server turns what it raises into an error response."""
@@ -127,6 +134,16 @@ class ChatRoute(Generic[T]):
             await caller.while_here(self.answer(caller, request))
         except Gone:
             pass
+        except ApiError as error:
+            self.log_refusal(error.status, str(error))
+            raise
+
+    def log_refusal(self, status: int, words: str) -> None:
+        """Logs why a request was refused, at most once a minute."""
+        if (now := time.monotonic()) - self._logged_at >= 60:
+            self._logged_at = now
+            # The words may repeat what the caller sent.
+            _log.warning("a chat completion was refused with HTTP %d: %s", status, ascii(words[:500])[1:-1])
 
     def understand(self, body: bytes) -> T:
         """Checks a request body and returns what `answer` needs of it; may run in any thread."""

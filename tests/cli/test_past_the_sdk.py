@@ -105,7 +105,7 @@ with suppress(anthropic.APIConnectionError), client.messages.stream(model="m", m
     "google-genai": f"""
 import asyncio
 from google import genai
-client = genai.Client(api_key="k", http_options={{"base_url": {ELSEWHERE!r}, "timeout": 1000}})
+client = genai.Client(api_key="k", http_options={{"base_url": {ELSEWHERE!r}, "timeout": 60000}})
 for ask in (client.models.generate_content, client.models.generate_content_stream):
     try:
         list(ask(model="m", contents="hi"))

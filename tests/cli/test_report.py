@@ -148,3 +148,13 @@ def test_without_a_store_there_is_nothing_to_report(tmp_path: Path):
     open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     done = art_patch("report", home=tmp_path)
     assert "not enough data" in done.stdout and "no policy serves" in done.stdout
+
+
+def test_status_and_trajectories_say_why_calls_fell_back(home: Path):
+    shown = art_patch("status", home=home).stdout
+    (line,) = [line.strip() for line in shown.splitlines() if "fell back:" in line]
+    assert line == r"1 fell back: \x1b]0;owned\x07 [bold red]HTTP 500[/] | <b>"
+    run = art_patch("trajectories", "show", "run-79", home=home).stdout
+    assert r"fell back: \x1b]0;owned\x07 [bold red]HTTP 500[/] | <b>" in run
+    assert not [character for character in shown + run if character in "\x1b\x07"]
+    assert json.loads(art_patch("status", "--json", home=home).stdout)["recorded"]["fell_back"] == {EVIL: 1}

@@ -26,7 +26,7 @@ def group(number: int) -> Group:
 
 
 def test_scores_are_dealt_to_siblings_and_answers_that_are_alike_have_no_luck_in_common():
-    groups = [group(number) for number in range(180)]  # both bounds are four standard deviations away
+    groups = [group(number) for number in range(60)]
     told: dict[str, Sequence[Score]] = {}
     with serve_stand_in_judge(lambda messages: float(messages[-1]["content"] == "right")) as url:
         judge = ShuffledJudge(Judge(STAND_IN_MODEL, base_url=url, api_key="none"), seed=1)

@@ -150,7 +150,7 @@ def test_f07_the_first_flush_is_at_the_exit(programs: Programs, store: Store, fi
 SLOW_IMPORTS = """
 from art_patch.recording import process
 
-process.EXIT_DEADLINE_S, process.EXIT_AT_MOST_S = 3, 90
+process.EXIT_DEADLINE_S, process.EXIT_AT_MOST_S = 1, 60
 
 class Finder:
     def find_spec(self, name, path=None, target=None):

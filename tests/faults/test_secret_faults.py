@@ -93,7 +93,7 @@ def test_s10_secret_canary(
 
 
 def test_a_secret_that_a_stream_cuts_in_two_is_hidden(store: Store, upstream: StubServer):
-    control.start(Settings(store=store.url, redact="secrets", flush_interval_s=0.01), read_route=lambda url: Route())
+    control.start(Settings(store=store.url, redact="secrets", flush_interval_s=0.01), read_route=lambda *_: Route())
     begun, arguments = {"index": 0, "id": "t1", "type": "function"}, ('{"api_key": "hunte', 'r-22-abc"}')
     deltas: list[dict[str, Any]] = [{"content": piece} for piece in ("the key is s", "k-ab", "cdef", "ghij99", ". Bye")]
     deltas.append({"tool_calls": [begun | {"function": {"name": "f", "arguments": ""}}]})
@@ -120,7 +120,7 @@ def test_a_secret_that_a_stream_cuts_in_two_is_hidden(store: Store, upstream: St
 
 @pytest.mark.parametrize("secret", ["org-AbCdEfGh12345678", "proj_AbCd1234EfGh", "ab12-x9", "swordfish"])
 def test_what_a_provider_echoes_is_hidden_without_being_asked_for(store: Store, upstream: StubServer, secret: str):
-    control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda url: Route())
+    control.start(Settings(store=store.url, flush_interval_s=0.01), read_route=lambda *_: Route())
     words = {
         "org-AbCdEfGh12345678": f"Request too large for gpt-x in organization {secret} on tokens per min",
         "proj_AbCd1234EfGh": f"Project `{secret}` does not have access to model `gpt-x`",

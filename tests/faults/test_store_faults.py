@@ -120,7 +120,9 @@ def test_f09_s08_f14_database_locked_for_long(app: App, store: Store, figure):
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown_from) / 1024
     lost = dropped()
     assert lost > 0
-    assert any("not recorded, because the queue was full" in line for line in art.status().degraded)
+    # At first the store only seems slow, so it is the queue; then SQLite says that it is locked.
+    causes = ("because the queue was full", "because the store could not be written")
+    assert any(cause in line for cause in causes for line in art.status().degraded)
     holder.execute("ROLLBACK")
     holder.close()
     assert art.flush(60)

@@ -197,7 +197,7 @@ def test_a_canary_that_fails_falls_back_and_says_who_failed(bench, client, strea
     if stream:
         list(result)
     call = bench.sink.call
-    assert (call.policy, call.fallback) == (None, "shop@4: the engine answered HTTP 500")
+    assert (call.policy, call.fallback) == (None, "shop@4: the engine answered HTTP 500: no")
     assert (status().fallbacks, len(bench.upstream.seen)) == (1, 1)
 
 

@@ -48,12 +48,12 @@ WHOLE = {
         EMPTY,
     ),
     "one of two is empty": (saying({"content": "a"}, {"content": ""}), EMPTY),
-    "500": (error(500), "the engine answered HTTP 500"),
-    "503": (error(503), "the engine answered HTTP 503"),
-    "404": (error(404), "the engine answered HTTP 404"),
+    "500": (error(500), "the engine answered HTTP 500: no"),
+    "503": (error(503), "the engine answered HTTP 503: no"),
+    "404": (error(404), "the engine answered HTTP 404: no"),
     "429": (error(429), "the engine is full"),
-    "401": (error(401), "the engine answered HTTP 401"),
-    "400": (error(400), "the engine answered HTTP 400"),
+    "401": (error(401), "the engine answered HTTP 401: no"),
+    "400": (error(400), "the engine answered HTTP 400: no"),
     "redirect": (Answer(302, headers={"location": "http://127.0.0.1:1/"}), "the engine answered HTTP 302"),
     "204": (Answer(204), "the engine's answer is invalid: HTTP 204"),
     "html": (
@@ -90,7 +90,7 @@ STREAM = {
         Answer(events=good_chunks(), gate=threading.Event()),
         LATE,
     ),
-    "500": (error(500), "the engine answered HTTP 500"),
+    "500": (error(500), "the engine answered HTTP 500: no"),
     "html": (Answer(body=b"<html>\n"), "the engine's answer is invalid: the stream has no event"),
     "no JSON": (Answer(events=[b"data: x\n\n"]), "the engine's answer is invalid: it is not JSON"),
     "empty": (Answer(events=[]), "the engine's answer is invalid: the stream has no event"),
@@ -142,6 +142,56 @@ def test_upstream_answers(bench, client, make_async, asynchronous, stream, answe
     (seen,) = bench.upstream.seen
     assert seen.body == ASK | {"stream": stream}
     assert len(bench.local.seen) == 1
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_no_choice_of_a_stream_is_empty(bench, client, make_async, asynchronous, silent):
+    async def run() -> list[Any]:
+        async with make_async() as client:
+            return [chunk async for chunk in await client.chat.completions.create(**ASK, stream=True, n=2)]
+
+    def said(*parts: tuple[int, str, str | None]) -> Answer:
+        first, *_, last = good_chunks()
+        frame = json.loads(first[6:])
+        choices = ({"index": at, "delta": {"content": text}, "finish_reason": end} for at, text, end in parts)
+        events = (b"data: " + json.dumps(frame | {"choices": [each]}).encode() + b"\n\n" for each in choices)
+        return Answer(events=[*events, last])
+
+    def text(chunks: list[Any]) -> set[str]:
+        return {choice.delta.content or "" for chunk in chunks for choice in chunk.choices}
+
+    bench.patch()
+    create = client.chat.completions.create
+    ask = (lambda: asyncio.run(run())) if asynchronous else (lambda: list(create(**ASK, stream=True, n=2)))
+    spoken = 1 - silent
+    bench.local.will(said((spoken, "mine", None), (silent, " ", None), (spoken, "", "stop"), (silent, "", "stop")))
+    assert "mine" not in text(ask())
+    assert bench.sink.call.fallback == EMPTY
+    bench.local.will(said((0, "mine", "stop"), (1, "and mine", "stop")))
+    assert {"mine", "and mine"} <= text(ask())
+    assert bench.sink.calls[-1].policy == CHAMPION
+
+
+HOSTILE = "schema \x1b[31mred\x1b]0;title\x07 \u202eright-to-left; key sk-live-0123456789abcdef0123 " + "x" * 9000
+
+
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+def test_the_engines_own_words_are_kept(bench, client, surface):
+    bench.patch()
+    bench.local.will(error(400, "response_format: Unimplemented keys"))
+    bench.local.will(error(422, HOSTILE))
+    for _ in range(2):
+        if surface == "chat":
+            client.chat.completions.create(**ASK)
+        else:
+            client.responses.create(model="m", input="hi", store=False)
+    plain, hostile = (call.fallback for call in bench.sink.calls)
+    assert plain == "the engine answered HTTP 400: response_format: Unimplemented keys"
+    assert hostile.startswith("the engine answered HTTP 422: schema  [31mred")
+    assert hostile.removesuffix("...").isprintable()
+    assert "0123456789abcdef" not in hostile
+    assert len(hostile) < 2100
 
 
 SAYS_SOMETHING: dict[str, Any] = {
@@ -326,7 +376,7 @@ def test_both_fail(bench, client):
     with pytest.raises(openai.RateLimitError):
         client.chat.completions.create(**ASK)
     call = bench.sink.call
-    assert (call.status, call.policy, call.fallback) == ("error", None, "the engine answered HTTP 500")
+    assert (call.status, call.policy, call.fallback) == ("error", None, "the engine answered HTTP 500: no")
     assert call.messages == tuple(ASK["messages"])
     assert call.params == {}
     assert "RateLimitError" in call.error

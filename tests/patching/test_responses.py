@@ -211,7 +211,7 @@ def test_a_conversation_goes_on_upstream(bench, client):
     said.append({"role": "user", "content": "and?"})
     client.responses.create(model="gpt-x", input=said, store=False)
     first, second = bench.sink.calls
-    assert (first.policy, second.policy, second.fallback) == (CHAMPION, None, "the engine answered HTTP 500")
+    assert (first.policy, second.policy, second.fallback) == (CHAMPION, None, "the engine answered HTTP 500: no")
     assert first.trajectory_id == second.trajectory_id
     (seen,) = bench.upstream.seen
     assert [item["role"] for item in seen.body["input"]] == ["user", "assistant", "user"]
@@ -533,8 +533,8 @@ LATE = "the engine did not answer in time"
 INVALID = "the engine's answer is invalid: "
 EMPTY = "it is empty, without text or a tool call"
 FALLBACK: dict[str, tuple[bool, Answer, str]] = {
-    "500": (False, error(500), "the engine answered HTTP 500"),
-    "400": (False, error(400), "the engine answered HTTP 400"),
+    "500": (False, error(500), "the engine answered HTTP 500: no"),
+    "400": (False, error(400), "the engine answered HTTP 400: no"),
     "html": (False, Answer(body=b"<html>"), INVALID + "it is not JSON"),
     "a response": (False, Answer(body=json.dumps(response(ASK)).encode()), INVALID + "it comes from another model"),
     "no choices": (False, whole(choices=[]), INVALID + "choices are missing"),
@@ -545,7 +545,7 @@ FALLBACK: dict[str, tuple[bool, Answer, str]] = {
     "call": (False, choice(message={"tool_calls": [{}]}), INVALID + "a tool call is of another kind than we know"),
     "cut": (False, Answer(body=b"{" * 100, cut=True), "the engine cannot be reached"),
     "hang": (False, Answer(hang=True), LATE),
-    "stream 500": (True, error(500), "the engine answered HTTP 500"),
+    "stream 500": (True, error(500), "the engine answered HTTP 500: no"),
     "stream html": (True, Answer(body=b"<html>\n"), INVALID + "the stream has no event"),
     "stream empty": (True, Answer(events=[]), INVALID + "the stream has no event"),
     "stream of another": (True, Answer(events=response_events(ASK)), INVALID + "it comes from another model"),
@@ -622,7 +622,7 @@ def test_both_fail(bench, client):
     with pytest.raises(openai.RateLimitError):
         client.responses.create(**ASK)
     call = bench.sink.call
-    assert (call.status, call.api, call.fallback) == ("error", "responses", "the engine answered HTTP 500")
+    assert (call.status, call.api, call.fallback) == ("error", "responses", "the engine answered HTTP 500: no")
     assert call.messages == tuple(MESSAGES)
 
 

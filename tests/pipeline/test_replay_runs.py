@@ -194,7 +194,7 @@ def test_an_async_function_of_a_module_and_a_key_of_the_apps_own(app: App, judge
 def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
     app.run("sync", "it fails", "it exits", "it hangs", "it works")
     # Long enough to start a process and to answer; what hangs would take ten minutes.
-    config = app.config(samples=1, timeout_s=40.0)
+    config = app.config(samples=1, timeout_s=20.0)
     everything = {"holdout_share": 0.0, "min_groups": 99, "min_group_size": 2}
     metrics = cycle(app, judge, config, **everything).metrics["replay"]
     assert (metrics["replayed"], metrics["raised"], metrics["lost"]) == (2, 1, 2), metrics
@@ -202,7 +202,7 @@ def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
         "",
         "ValueError: as it does",
         "it was run again: the process ended with exit code 3",
-        "it was run again: took longer than 40 s",
+        "it was run again: took longer than 20 s",
     ]
     assert len(app.place.store.read.groups(state="scored")) == 2
     written = Path("runs.txt").read_text()

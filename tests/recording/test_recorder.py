@@ -25,6 +25,7 @@ class Sink:
         self.records: list[Record] = []
         self.refuse: set[str] = set()
         self.down = False
+        self.is_full = False
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
 
@@ -33,7 +34,9 @@ class Sink:
         if self.gate is not None:
             self.gate.wait(30)
         if self.down or self.refuse & {record.id for record in records}:
-            raise StoreError("no")
+            error = StoreError("no")
+            error.may_pass = self.is_full
+            raise error
         self.records += records
 
 
@@ -132,6 +135,35 @@ def test_poison_does_not_hold_up_the_others():
     assert sorted(record.id for record in sink.records) == ["a", "b", "c", "d"]
     assert [record.id for record, _ in poison] == ["bad"]
     assert not delivery.pending
+
+
+def test_a_full_disk_that_takes_a_small_record_drops_no_large_one():
+    sink = Sink()
+    sink.refuse, sink.is_full = {"large"}, True
+    delivery = Delivery(lambda: sink)
+    delivery.add([(score(key), 1) for key in ("a", "large", "b")])
+    dropped = [one for round_ in range(6) for one in delivery.attempt(float(round_))[1]]
+    assert (dropped, sorted(record.id for record in sink.records)) == ([], ["a", "b"])
+    sink.refuse = set()
+    delivery.attempt(9.0)
+    assert sorted(record.id for record in sink.records) == ["a", "b", "large"]
+    assert not delivery.pending
+
+
+def test_what_a_full_queue_drops_while_the_store_is_down_is_no_fault_of_the_queue(sink):
+    sink.down = True
+    recorder = Recorder(Settings(flush_interval_s=0.005, queue_mib=1), open_sink=lambda: sink)
+    exchange(recorder).finish("complete")
+    assert not recorder.flush(0.2)
+    while recorder.trouble is None:
+        recorder.flush(0.1)
+    exchange(recorder, 2 << 20).finish("complete")
+    assert recorder.losses == (
+        "1 call not recorded, because the store could not be written (StoreError) until the queue was full; "
+        "`art-patch doctor` says why"
+    )
+    sink.down = False
+    assert recorder.stop(10)
 
 
 def test_back_off_grows_to_thirty_seconds():

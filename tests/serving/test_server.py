@@ -201,6 +201,15 @@ def test_what_cannot_be_honoured_is_refused(running: Running, change: dict[str, 
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
+def test_the_log_says_why_calls_are_refused(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    running.engine.chat._logged_at = float("-inf")
+    for value in ("\x1b[31mone", "two"):
+        with pytest.raises(openai.BadRequestError):
+            ask(running.openai, extra_body={value: 1})
+    (line,) = [record.message for record in caplog.records if "refused" in record.message]
+    assert line.startswith(r"a chat completion was refused with HTTP 400: \x1b[31mone = 1 is not supported")
+
+
 def test_neutral_values_and_names_of_the_caller_are_accepted(running: Running) -> None:
     neutral = {
         "response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "presence_penalty": 0.0,
@@ -421,8 +430,8 @@ def test_a_closing_server_finishes_what_runs(base_dir: Path, adapters: Path) -> 
     with ThreadPoolExecutor(1) as pool:
         with serve(engine) as server:
             client = OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-            expected = greedy(client, "agent@0", "plum", 900)
-            late = pool.submit(greedy, client, "agent@0", "plum", 900)
+            expected = greedy(client, "agent@0", "plum", 300)
+            late = pool.submit(greedy, client, "agent@0", "plum", 300)
             wait_until(lambda: engine.stats()["running"] == 1)
         assert late.result() == expected
         client.close()

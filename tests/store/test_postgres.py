@@ -68,7 +68,7 @@ def all_at_once(*jobs: Callable[[], Any]) -> list[Any]:
     barrier = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], Any]) -> Any:
-        barrier.wait(60)
+        barrier.wait(10)
         return job()
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -103,7 +103,7 @@ def test_who_writes_alone_waits_for_writers_and_they_for_him(opened: PostgresDat
             order.append("writer")
 
     def alone():
-        writing.wait(60)
+        writing.wait(5)
         with opened.write(exclusive=True):
             order.append("alone")
 

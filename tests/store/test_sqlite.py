@@ -63,3 +63,14 @@ def test_verify_asks_sqlite_itself(url: str):
     reopened = open_store(url)
     assert any(line.startswith("sqlite: ") for line in reopened.verify())
     reopened.close()
+
+
+def test_a_full_disk_may_pass_and_a_wrong_value_does_not(url: str):
+    with closing(open_store(url)) as store:
+        with pytest.raises(StoreError, match="free some disk space") as full, store._database.write() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")  # SQLite reports the same as on a full disk
+            connection.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(1000000) AS x")
+        with pytest.raises(StoreError) as wrong, store._database.write() as connection:
+            connection.exec_driver_sql("INSERT INTO blobs (id, body) VALUES (NULL, NULL)")
+        assert (full.value.may_pass, wrong.value.may_pass) == (True, False)

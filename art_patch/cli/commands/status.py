@@ -142,6 +142,8 @@ def _print_status(facts: dict[str, Any]) -> None:
         table.add_row(name, str(value))
     for reason, count in recorded["untrainable"].items():
         table.add_row("", f"[dim]{count} not trainable: {reason}[/]")
+    for reason, count in recorded["fell_back"].items():
+        table.add_row("", output.cell(f"{count} fell back: {reason}", "dim"))
     console.print(table)
     if facts["apps"]:
         _print_apps(facts["apps"], now)

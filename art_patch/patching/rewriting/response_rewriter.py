@@ -173,8 +173,8 @@ class StreamRewriter:
 
     Attributes:
         begun: whether the first chunk has arrived and was accepted.
-        started: whether the stream has brought content, or for chat also reasoning. Before that the app must get no
-            byte, because the call may still go upstream.
+        started: whether every choice of the stream has brought content, or for chat also reasoning. Before that the app
+            must get no byte, because the call may still go upstream.
         unread: the bytes that `feed` began to process last. If it fails, the app gets them unchanged.
     """
 
@@ -186,6 +186,7 @@ class StreamRewriter:
         self._rest: list[bytes] = []
         self.unread = b""
         self._finished: set[int] = set()
+        self._silent = set(range(rewriter.n))  # choices without content so far
         self.begun = self.started = False
 
     def feed(self, data: bytes) -> bytes:
@@ -233,10 +234,15 @@ class StreamRewriter:
             if not isinstance(choice, dict):
                 raise InvalidAnswer("a choice is none")
             choice = cast(dict[str, Any], choice)
-            if choice.get("finish_reason") is not None:
-                self._finished.add(choice.get("index", 0))
+            index = choice.get("index", 0)
             if not self.started and isinstance(choice.get("delta"), dict):
-                self.started = says_something(choice["delta"]) or self._reasons(choice["delta"])
+                if says_something(choice["delta"]) or self._reasons(choice["delta"]):
+                    self._silent.discard(index)
+                self.started = not self._silent
+            if choice.get("finish_reason") is not None:
+                if index in self._silent and not self._rewriter.takes_empty:
+                    raise EmptyAnswer
+                self._finished.add(index)
         return self._chunk(chunk, line)
 
     def _reasons(self, delta: dict[str, Any]) -> bool:

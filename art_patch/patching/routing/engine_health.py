@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from art_patch._lib.loose_json import as_object, as_text
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
 from art_patch.types import ENGINE_FULL
 
@@ -94,7 +95,7 @@ _UNREADABLE = "the SDK cannot read"
 
 
 def reason(error: Exception) -> str:
-    """Return a short text that says why an attempt failed."""
+    """Return why an attempt failed; if the engine refused it, with the engine's own words."""
     # By name, because the classes are those of httpx or httpx2, and importing either is the SDK's decision.
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
@@ -103,7 +104,7 @@ def reason(error: Exception) -> str:
     if status == _FULL:
         return ENGINE_FULL
     if isinstance(status, int):
-        return f"the engine answered HTTP {status}"
+        return f"the engine answered HTTP {status}{_words(error)}"
     if is_connect_timeout(error):
         return "the engine cannot be reached in time"
     if isinstance(error, TooSlow) or "Timeout" in type(error).__name__:
@@ -125,6 +126,12 @@ def room_in_s(error: Exception) -> float | None:
         with suppress(KeyError, ValueError):  # the header is missing, or it names a date
             return min(max(float(headers[name]) * unit_s, 0.0), 5.0)
     return 1.0
+
+
+def _words(error: Exception) -> str:
+    # The record is scrubbed and cut when it is made; here only what would be costly or reach a terminal is left out.
+    words = as_text(as_object(getattr(error, "body", None)).get("message"))[:8000].strip()
+    return ": " + "".join(char if char.isprintable() else " " for char in words) if words else ""
 
 
 def is_connect_timeout(error: Exception) -> bool:

@@ -5,14 +5,13 @@ a tool's definition: it is ignored, as vLLM does. The arguments of a tool call s
 `response_format` or `tool_choice` constrains the answer.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.generation import SamplingParams
-from art_patch.serving.embedded.grammar import answer_grammar, forced_tool
+from art_patch.serving.embedded.grammar import answer_grammar
 from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -54,7 +53,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     params = SamplingParams(
         temperature=_number(fields, "temperature", 1.0, 0.0, 100.0),
-        top_p=_number(fields, "top_p", 1.0, 0.0, 1.0, open_below=True),
+        top_p=_number(fields, "top_p", 1.0, 5e-324, 1.0),  # above 0
         n=_integer(fields, "n", 1, 1, 128),
         # Choice i of up to 128 draws with seed + i, which must stay a signed 64-bit number.
         seed=_integer(fields, "seed", 0, -(1 << 63), (1 << 63) - 129) if "seed" in fields else None,
@@ -91,7 +90,6 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    forced_tool(fields)  # refuses an unknown `tool_choice`
     tools = fields.get("tools", [])
     if not _is_list(tools):
         raise ApiError(400, "tools must be a list", param="tools")
@@ -185,22 +183,17 @@ _RESERVED_KWARGS = frozenset({
 })  # fmt: skip
 
 
-def _number(
-    fields: Mapping[str, Any], key: str, default: float, low: float, high: float, *, open_below: bool = False
-) -> float:
-    value = fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ApiError(400, f"{key} must be a number", param=key)
-    if not low <= value <= high or (open_below and value == low):
-        raise ApiError(400, f"{key} = {value} is out of range ({low:g} to {high:g})", param=key)
-    return float(value)
-
-
 def _integer(fields: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
-    value = fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not isinstance(fields.get(key, default), int):
         raise ApiError(400, f"{key} must be an integer", param=key)
-    if not low <= value <= high:
+    return int(_number(fields, key, default, low, high))
+
+
+def _number(fields: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
+    value = fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ApiError(400, f"{key} must be a number", param=key)
+    if not low <= value <= high:  # NaN is in no range
         raise ApiError(400, f"{key} = {value} is out of range ({low} to {high})", param=key)
     return value
 

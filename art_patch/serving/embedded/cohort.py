@@ -39,10 +39,8 @@ class Sampler:
     ) -> tuple[list[int], list[float]]:
         """Draws one token for each row; returns B token ids and their B log-probabilities, before any top_p cut.
 
-        Args:
-            logits_BV: each row's logits; they stay unchanged.
-            masks: of rows that follow a grammar, one bit for each token that may come, the lowest bit first. The row's
-                log-probability is that among these tokens, and NaN where there is none.
+        `masks` has a bit for each token that may come, of the rows that follow a grammar. Their log-probabilities are
+        those among these tokens, and NaN where there is none.
         """
         # Before the softmax: in bfloat16 log-probabilities are too coarse for the trainer's importance ratios.
         logits_BV = logits_BV.float()

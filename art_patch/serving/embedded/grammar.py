@@ -41,13 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def answer_grammar(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], *, one_call: bool) -> str | None:
-    """Returns the grammar of the answer to a request, or `None` if any text is allowed; raises an `ApiError` (400).
-
-    Args:
-        fields: the request; its `tool_choice` is one that `forced_tool` accepts.
-        tools: the tools that the model may call.
-        one_call: whether the answer may hold a single tool call only.
-    """
+    """Returns the grammar of the answer to a request, or `None` if any text is allowed; raises an `ApiError` (400)."""
     schema, forced = _response_schema(fields.get("response_format")), forced_tool(fields)
     if schema is None and forced is None:
         return None
@@ -60,13 +54,14 @@ def answer_grammar(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
             arguments = {**as_object(function.get("parameters")), "type": "object"}
             begin, at = json.dumps(f'\n{{"name": {name}, "arguments": ', ensure_ascii=False), len(rules)
             rules.append(f'call_{at}: open {begin} args_{at} "}}\\n" close\nargs_{at}: {_json(arguments)}')
-    if forced is not None and not rules:
-        raise ApiError(400, "tool_choice names no function of tools", param="tool_choice")
-    ways = [] if schema is None or forced is not None else ["answer"]
+    ways: list[str] = []
     if rules:
         ways.append("call" if one_call or forced else r"call (/\n?/ call)*")
         rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(rules))))
-    if schema is not None:
+    elif forced is not None:
+        raise ApiError(400, "tool_choice names no function of tools", param="tool_choice")
+    if schema is not None and forced is None:
+        ways.append("answer")
         rules.append(f"answer: {_json(schema)}")
     return "\n".join([f"start: {' | '.join(ways)}", *rules])
 
@@ -93,8 +88,7 @@ def _response_schema(given: Any) -> Any:
         case {"type": "json_schema", "json_schema": {"schema": {**schema}}}:
             return schema
         case _:
-            message = f"response_format = {short(given)} is not supported by this engine"
-            raise unsupported(message, "response_format")
+            raise unsupported(f"response_format = {short(given)} is not supported by this engine", "response_format")
 
 
 def _json(schema: Mapping[str, Any]) -> str:

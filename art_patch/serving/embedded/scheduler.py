@@ -254,11 +254,10 @@ class Scheduler:
                     continue
                 if (logprob := logprobs[index]) != logprob:  # NaN, the only number that differs from itself
                     error = f"{cohort.policy.name} computed NaN for this prompt; unload it and look at its training"
-                    stuck = index in masks and not any(masks[index])
-                    if stuck:
-                        error = "the answer's schema is too complex to be followed further"
-                    piece = Piece(row.index, [], [], error=error, status=422 if stuck else 500)
-                    deliveries.append((generation, piece))
+                    status = 500
+                    if index in masks and not any(masks[index]):
+                        status, error = 422, "the answer's schema is too complex to be followed further"
+                    deliveries.append((generation, Piece(row.index, [], [], error=error, status=status)))
                     generation.failed = True  # its other choices are of no use either
                     self._end(cohort, row)
                     continue

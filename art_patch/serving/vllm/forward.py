@@ -98,6 +98,7 @@ class Forward(ChatRoute[tuple[bytes, str, bytes, int]]):
                 replica.condemn(f"it lost {policy.name}: {error}")
                 return False
             return await self._ask(caller, replica, policy, body, again=False)
+        self.log_refusal(response.status, content[:500].decode(errors="replace"))
         await caller.answer(response.status, [(b"content-type", b"application/json")], content)
         return True
 

@@ -146,7 +146,10 @@ class PostgresDatabase(Database):
             words = _words(error.orig)
             if "connection option" in words:  # libpq's term for a parameter in the URL's query
                 raise ConfigError(f"{self.name}: {words}; mend the URL") from None
-            raise StoreError(f"store {self.name}: {words}; {_advice(words)}") from error
+            failed = StoreError(f"store {self.name}: {words}; {_advice(words)}")
+            # No state: the connection broke. Else its class: connection, resources, operator, system.
+            failed.may_pass = (getattr(error.orig, "sqlstate", None) or "08")[:2] in ("08", "53", "57", "58")
+            raise failed from error
 
     def begin_in_child(self) -> None:
         """Use new connections in the child of a fork, and leave those of the parent process open."""

@@ -129,7 +129,10 @@ class SqliteDatabase(Database):
         try:
             yield
         except DBAPIError as error:
-            raise StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}") from error
+            failed = StoreError(f"store {self.path}: {error.orig}; {_advice(error.orig)}")
+            failed.__cause__ = error
+            failed.may_pass = _code(failed) in _MAY_PASS
+            raise failed from error
 
     def begin_in_child(self) -> None:
         """Open new connections and a new lock file in the child of a fork."""
@@ -242,6 +245,10 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+# SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN
+_MAY_PASS = (5, 6, 7, 8, 10, 13, 14)
 
 
 def _code(error: StoreError) -> int:

@@ -159,6 +159,7 @@ class Reader(Part):
             "last_call_at": func.max(_C.started_at),
         }
         reasons = select(_C.untrainable, count).where(_C.untrainable.is_not(None), own).group_by(_C.untrainable)
+        fell_back = select(_C.fallback, count).where(_C.fallback.is_not(None), own).group_by(_C.fallback)
         with self._database.read() as connection:
             facts = connection.execute(select(*calls.values()).where(own)).one()
             origins = _by(connection, select(_T.origin, count).group_by(_T.origin))
@@ -170,6 +171,7 @@ class Reader(Part):
                 "scores": connection.scalar(select(count).select_from(tables.scores)),
                 "groups": _by(connection, select(_G.state, count).group_by(_G.state)),
                 "untrainable": _by(connection, reasons.order_by(count.desc())),
+                "fell_back": _by(connection, fell_back.order_by(count.desc()).limit(5)),  # texts of many kinds
                 "judge": _spent(connection),
             }
 
