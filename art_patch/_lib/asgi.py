@@ -35,6 +35,11 @@ class Caller:
         self._read = asyncio.Event()
 
     @property
+    def announced(self) -> int:
+        """The length of the body in bytes by the request's headers; 0 if they do not tell it."""
+        return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+
+    @property
     def has_body(self) -> bool:
         """Whether the request's headers announce a body. Read it at most once, before the body is read."""
         announced = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)

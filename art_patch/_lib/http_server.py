@@ -1,23 +1,32 @@
 """Opens a listening socket and runs a uvicorn server that shuts down cleanly; all HTTP servers of art_patch use it.
 
-uvicorn by itself would raise the signal again after its shutdown, and the caller's clean-up would not run.
+uvicorn by itself would raise the signal again after its shutdown, and the caller's clean-up would not run. It would
+also wait without end for a header, or for a caller who does not read its answer, and take any number of connections.
 """
 
 import asyncio
 import contextlib
 import errno
 import ipaddress
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any, Literal
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from art_patch.errors import ConfigError, PortInUse
 
 _BACKLOG = 2048  # connections that the kernel accepts for us while the event loop is busy
+
+_HEADER_S = 10.0  # within which a whole header must have arrived
+_PART_BYTES = 64 << 10  # largest header; and the part of a body, or of an answer, that must get on within `_PART_S`
+_PART_S = 60.0
+_MOST_CONNECTIONS = 4096
 
 _Hook = Callable[[], Awaitable[None]] | None
 
@@ -120,8 +129,10 @@ def serve(
     Raises:
         KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.
     """
+    serving: Any = partial(_Connection, {}, _connections())
     config = uvicorn.Config(
         app,
+        http=serving,
         log_config=None,  # the process configures logging, not uvicorn
         log_level=log_level,
         access_log=False,  # addresses may hold secrets, such as the signed links of feedback
@@ -138,6 +149,91 @@ def serve(
     server.run(sockets=[sock])
     if server.interrupted:
         raise KeyboardInterrupt
+
+
+def _connections() -> int:
+    """Return how many connections may be open; raise this process's limit of open files, if it is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < soft < 4 * _MOST_CONNECTIONS:
+        soft = min(4 * _MOST_CONNECTIONS, hard) if hard > 0 else soft
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    # A request may need two more: a connection to upstream and one to the engine.
+    return min(soft // 4, _MOST_CONNECTIONS) if soft > 0 else _MOST_CONNECTIONS
+
+
+class _Connection(HttpToolsProtocol):
+    """A caller's connection. One that answers no request just now makes room for others, the oldest first."""
+
+    def __init__(self, idle: dict[Any, None], most: int, **given: Any) -> None:
+        super().__init__(**given)
+        self._idle, self._most = idle, most
+        self._timer: asyncio.TimerHandle | None = None  # ends the connection
+        self._in_header, self._received = True, 0
+
+    def _must_go_on_within(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._must_go_on_within(_HEADER_S)
+        self._idle[self] = None
+        if len(self.connections) > self._most:
+            # Not a refusal of the newest: half a header on every connection would keep all others out.
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
+        self._must_go_on_within(None)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_header:  # else the time runs since the connection was opened
+            self._in_header, self._received = True, 0
+            self._must_go_on_within(_HEADER_S)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._received += len(data)
+        if self._received > _PART_BYTES and not self.transport.is_closing():
+            if self._in_header:
+                return self.send_400_response("The header is too large.")
+            self._received = 0
+            if self._timer is not None:
+                self._must_go_on_within(_PART_S)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_header:  # else it is one behind the body, of which there may be any number
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > _PART_BYTES:
+            raise ValueError("the header is too large")  # uvicorn answers 400
+        self._in_header, self._received = False, 0
+        self._must_go_on_within(_PART_S)
+        self._idle.pop(self, None)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._must_go_on_within(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self._idle[self] = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._must_go_on_within(_PART_S)  # a caller who does not read its answer
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._must_go_on_within(None)
 
 
 class _Server(uvicorn.Server):

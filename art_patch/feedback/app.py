@@ -22,7 +22,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -31,7 +31,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from art_patch._lib.http_server import listen, serve, url_of
+from art_patch._lib.http_guard import PageGuard
+from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, StoreError
 from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link, say_address, secret_of
@@ -114,6 +115,9 @@ def run_feedback(
                 if on_ready is not None:
                     on_ready(here)
 
+            # Behind a proxy with TLS, people's browsers name the proxy's host.
+            names = (host, urlsplit(here).hostname or "") if is_loopback(str(sock.getsockname()[0])) else None
+            app = PageGuard(app, names, pages=True)
             serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop)
         finally:
             store.close()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -19,13 +20,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from art_patch._lib import http_server
+from art_patch._lib import http_guard, http_server
 from art_patch._lib.asgi import Caller, Gone, Pairs
+from art_patch._lib.http_guard import error_body
 from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
 from art_patch.proxy.upstream import KEY, TRAJECTORY, Sent, Unreachable, Upstream, caller_context, first, for_caller
-from art_patch.serving import KeyGuard, PageGuard, error_body
 
 FLUSH_S = 10.0
 
@@ -41,6 +42,7 @@ def run_proxy(
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
+    max_body: int = http_guard.MAX_BODY_BYTES,
     **settings: Any,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
@@ -53,6 +55,7 @@ def run_proxy(
         on_ready: called with the address for callers, `http://HOST:PORT/v1`, once the server answers requests.
         drain_s: seconds that running requests may take to finish after the server was told to stop.
         stop: ends a server in a thread, which signals do not reach.
+        max_body: the largest body in bytes that is recorded and routed; a larger one goes upstream unread.
         settings: the arguments of `patch()`, which documents them.
 
     Raises:
@@ -67,7 +70,7 @@ def run_proxy(
         try:
             here = http_server.url_of(host, sock) + PREFIX
             names = (host,) if http_server.is_loopback(sock.getsockname()[0]) else None
-            app = build_app(upstream, key=key, names=names)
+            app = build_app(upstream, key=key, names=names, max_body=max_body)
             ready = None if on_ready is None else partial(on_ready, here)
             # Uvicorn's log stays silent: it reports an answer as an error if upstream breaks it off.
             http_server.serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
@@ -101,24 +104,38 @@ _NOT_AS_THEY_CAME = frozenset({b"content-length", b"content-encoding"})
 _log = logging.getLogger(__name__)
 
 
-def build_app(base_url: str, *, key: str | None = None, names: Collection[str] | None = ()) -> Starlette:
+def build_app(
+    base_url: str,
+    *,
+    key: str | None = None,
+    names: Collection[str] | None = (),
+    max_body: int = http_guard.MAX_BODY_BYTES,
+) -> Starlette:
     """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
     `key` is what callers must send in the header `x-art-key`; `names` are the host names that `PageGuard` accepts.
     """
-    gateway = _Gateway()
+    gateway = _Gateway(http_guard.Intake(max_body))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        gateway.upstream = Upstream(base_url)
+        gateway.upstream = Upstream(base_url, max_body)
         yield
         await gateway.upstream.close()
 
+    async def health(request: Request) -> Response:
+        now, facts = status(), {"status": "ok"}
+        # Without the key, which no server beyond loopback lacks, nothing is told but that the proxy answers.
+        if key is None or http_guard.shows(request.scope, KEY, key):
+            facts |= {"mode": now.mode, "champion": now.champion, "engine": now.base_url}
+            facts |= {"recorded": now.recorded, "degraded": list(now.degraded)}
+        return JSONResponse(facts)
+
     app = Starlette(
-        routes=[Route("/health", _health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
+        routes=[Route("/health", health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
         middleware=[
-            Middleware(PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
-            *([Middleware(KeyGuard, KEY, key, _NO_KEY)] if key else []),
+            Middleware(http_guard.PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
+            *([Middleware(http_guard.KeyGuard, KEY, key, _NO_KEY)] if key else []),
         ],
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
@@ -128,40 +145,50 @@ def build_app(base_url: str, *, key: str | None = None, names: Collection[str] |
     return app
 
 
-async def _health(_: Request) -> Response:
-    now = status()
-    facts = {"status": "ok", "mode": now.mode, "champion": now.champion, "engine": now.base_url}
-    return JSONResponse(facts | {"recorded": now.recorded, "degraded": list(now.degraded)})
-
-
 class _Gateway:
     """Serves every request below `/v1`."""
 
     upstream: Upstream
 
+    def __init__(self, intake: http_guard.Intake) -> None:
+        self._intake = intake
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = Caller(scope, receive, send)
         path = caller.path.removeprefix(PREFIX)
-        # Else a caller could reach paths of upstream's host outside of its API.
-        if not {".", ".."}.isdisjoint(unquote(path).split("/")):
-            await caller.refuse(400, error_body(400, "an address with dots in it is not passed on; write it out"))
+        # Else a caller could reach paths of upstream's host outside of its API, or, by `/v1%2f@`, another host.
+        if not path.startswith("/") or _climbs(path):
+            await caller.refuse(
+                400, error_body(400, "an address with dots in it, or without a slash behind /v1, is not passed on")
+            )
             return
         url = self.upstream.url(path, caller.query)
         try:
-            if caller.method == "POST" and path in SURFACES:
-                content = await caller.body()
-                sent = Sent(caller.method, url, caller.headers, content, decoded=True)
-                body = _parse(content)
-                work = self._pass(caller, sent) if body is None else self._call(caller, path, sent, body)
-            else:
-                content = caller.chunks() if caller.has_body else None
-                work = self._pass(caller, Sent(caller.method, url, caller.headers, content))
-            await caller.while_here(work)
+            await self._serve(caller, path, url)
         except Gone:
             return
-        except Unreachable as error:
+        except (Unreachable, http_guard.ApiError) as error:
             if not caller.started:
                 await caller.refuse(error.status, error_body(error.status, str(error)))
+
+    async def _serve(self, caller: Caller, path: str, url: str) -> None:
+        if caller.method == "POST" and path in SURFACES:
+            try:
+                self._intake.check(caller.announced, caller.announced)
+            except http_guard.ApiError as error:
+                # The call matters more than its record.
+                _log.warning("a call goes upstream unread and unrecorded: %s", error)
+            else:
+                async with self._intake.body(caller) as content:
+                    if (body := _parse(content)) is not None:
+                        streamed = bool(body.get("stream"))
+                        sent = Sent(caller.method, url, caller.headers, content, decoded=True, streamed=streamed)
+                        work = self._call(caller, path, sent, body)
+                    else:
+                        work = self._pass(caller, Sent(caller.method, url, caller.headers, content))
+                    return await caller.while_here(work)
+        content = caller.chunks() if caller.has_body else None
+        await caller.while_here(self._pass(caller, Sent(caller.method, url, caller.headers, content)))
 
     async def _call(self, caller: Caller, surface: str, sent: Sent, body: dict[str, Any]) -> None:
         with _context_of(caller) as ours:
@@ -177,6 +204,13 @@ class _Gateway:
     async def _pass(self, caller: Caller, sent: Sent) -> None:
         response = await self.upstream.pass_through(sent)
         await _relay(response, caller, for_caller(response.headers.raw))
+
+
+def _climbs(path: str) -> bool:
+    """Return whether a path has the segment `.` or `..` for any server, however often it resolves escapes."""
+    for _ in range(3):
+        path = unquote(path)
+    return not {".", ".."}.isdisjoint(re.split(r"[/\\;]", path))
 
 
 async def _relay(response: Any, caller: Caller, headers: Pairs) -> None:

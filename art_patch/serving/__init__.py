@@ -3,8 +3,7 @@
 There are two engines behind one HTTP contract. `contract` describes the HTTP routes and `client` calls them; both
 import neither torch nor transformers. `server` answers the routes. It hands each request to `embedded`, which runs the
 model in the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them.
-`request_checks` refuses requests from web pages, from callers without the API key, and with parameters that the engine
-cannot honour.
+`request_checks` refuses requests with parameters that the engine cannot honour.
 """
 
 # pyright: reportUnusedImport=false
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from art_patch.serving.contract import Engine
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.embedded.scheduler import EngineLimits
-    from art_patch.serving.request_checks import KeyGuard, PageGuard, error_body
     from art_patch.serving.server import Served, run_server
     from art_patch.serving.vllm.engine import VllmEngine
     from art_patch.serving.vllm.environment import (
@@ -41,7 +39,6 @@ else:
             "contract": "Engine",
             "embedded.engine": "EmbeddedEngine",
             "embedded.scheduler": "EngineLimits",
-            "request_checks": "KeyGuard PageGuard error_body",
             "server": "Served run_server",
             "vllm.engine": "VllmEngine",
             "vllm.environment": "BUILD Choice Found build built choose find_vllm gpus home_of share_out",

@@ -41,7 +41,6 @@ from typing import Any, Protocol
 
 from art_patch.errors import AdapterRejected, EngineError
 
-MAX_BODY_BYTES = 64 << 20  # a larger request body is refused with 413
 EXACT_PREFIX = "/exact"  # before `/v1` in the path of the routes whose answers carry exact tokens in each choice
 
 

@@ -24,10 +24,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch._lib import asgi, http_server, key_files
+from art_patch._lib import asgi, http_guard, http_server, key_files
+from art_patch._lib.http_guard import ApiError
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, EngineFull, Overloaded, UnknownPolicy
-from art_patch.serving.request_checks import ApiError, KeyGuard, PageGuard, parse_object, read_body, shows_key
+from art_patch.serving.request_checks import parse_object
 from art_patch.trajectories import hang
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ Served: TypeAlias = "EmbeddedEngine | VllmEngine"
 """An engine in this process, as the server calls it."""
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_KEY = b"authorization"  # the header
 _NO_KEY = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
 _NO_ADMIN = (
     f"loading and unloading policies needs the project's key; send the content of its file {key_files.ADMIN_KEY_FILE} "
@@ -54,6 +56,7 @@ def build_app(
     admin_key: str | None = None,
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
+    max_body: int = http_guard.MAX_BODY_BYTES,
 ) -> Starlette:
     """Returns the ASGI application that answers the routes of the engine's HTTP contract; it never closes the engine.
 
@@ -62,11 +65,12 @@ def build_app(
         admin_key: key for loading and unloading, if there is no `api_key`. Without either key, neither is allowed.
         names: host names in `Host` that are accepted besides loopback's own; `None` accepts any name.
         serves: returns the policy that is champion of a NAME now, or `None`; used by `ExactRoute`.
+        max_body: largest request body in bytes; a larger one is refused with 413.
     """
     started = int(time.time())
 
     def check_key(request: Request) -> None:
-        if api_key is None and not (admin_key and shows_key(request.scope, admin_key)):
+        if api_key is None and not (admin_key and http_guard.shows(request.scope, _KEY, f"Bearer {admin_key}")):
             raise ApiError(401, _NO_ADMIN, code="invalid_api_key")
 
     async def health(_: Request) -> Response:
@@ -92,25 +96,30 @@ def build_app(
         await engine.unload(body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is no longer served.")
 
-    key_guard = Middleware(KeyGuard, b"authorization", f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
-    return Starlette(
+    chats = (_CHAT, f"{EXACT_PREFIX}{_CHAT}")
+    posts = (*chats, _LOAD, _UNLOAD)
+    key_guard = Middleware(http_guard.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
+    app = Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
             Route(_CHAT, engine.chat),
             Route(f"{EXACT_PREFIX}/v1/models", models),
-            Route(f"{EXACT_PREFIX}{_CHAT}", ExactRoute(engine.chat, serves)),
+            Route(chats[1], ExactRoute(engine.chat, serves)),
             Route(_LOAD, load, methods=["POST"]),
             Route(_UNLOAD, unload, methods=["POST"]),
         ],
         middleware=[  # the first is the outermost: a web page is refused before its key is looked at
-            Middleware(PageGuard, names=names, json_paths=(_CHAT, f"{EXACT_PREFIX}{_CHAT}", _LOAD, _UNLOAD)),
+            Middleware(http_guard.PageGuard, names=names, json_paths=posts),
             *([key_guard] if api_key else []),
+            Middleware(http_guard.BodyGuard, http_guard.Intake(max_body), posts),
         ],
         exception_handlers=dict.fromkeys(
             (ApiError, HTTPException, AdapterRejected, UnknownPolicy, Overloaded, Exception), _respond
         ),
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def run_server(
@@ -127,10 +136,11 @@ def run_server(
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
     serves: Callable[[str], str | None] | None = None,
+    max_body: int = http_guard.MAX_BODY_BYTES,
 ) -> None:
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
-    `api_key`, `admin_key` and `serves` are those of `build_app`.
+    `api_key`, `admin_key`, `serves` and `max_body` are those of `build_app`.
 
     Args:
         engine: the engine to serve; it is closed when this function returns or raises.
@@ -155,8 +165,9 @@ def run_server(
         with http_server.bind(host, port, key=api_key, what="the model") as sock:
             # Beyond loopback the server has any name, and a key is required instead.
             known = (host, *names) if http_server.is_loopback(str(sock.getsockname()[0])) else None
+            keys = {"api_key": api_key, "admin_key": admin_key}
             http_server.serve(
-                build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves),
+                build_app(engine, **keys, names=known, serves=serves, max_body=max_body),
                 sock,
                 drain_s=drain_s,
                 on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)),
@@ -258,18 +269,18 @@ class ExactRoute:
         """Answers one chat-completion request over ASGI."""
         began, started_at = time.perf_counter(), time.time()
         try:
-            body = await read_body(asgi.Caller(scope, receive, send))
+            body = await asgi.Caller(scope, receive, send).body()
         except asgi.Gone:
             return
         asked = parse_object(body)
         # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.
         sent = {**asked, "model": await self._policy(asked.get("model"))}
         if asked.get("stream"):
-            await self._chat(scope, _given(_dump(sent), receive), send)
+            await self._chat(scope, http_guard.given(_dump(sent), receive), send)
             return
         answered = _HeldAnswer(send)
         sent |= {"logprobs": True, "return_token_ids": True}
-        await self._chat(scope, _given(_dump(sent), receive), answered)
+        await self._chat(scope, http_guard.given(_dump(sent), receive), answered)
         if answered.body is not None:
             answer = json.loads(answered.body)
             hang(answer, asked, started_at=started_at, duration_ms=(time.perf_counter() - began) * 1000)
@@ -308,16 +319,6 @@ class _HeldAnswer:
         headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
         await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
         await self._send({"type": "http.response.body", "body": body})
-
-
-def _given(body: bytes, receive: Receive) -> Receive:
-    # Gives the body once, then what comes from the caller: the engine's route must still learn of a disconnection.
-    left = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def give() -> Message:
-        return left.pop() if left else await receive()
-
-    return give
 
 
 def _dump(content: dict[str, Any]) -> bytes:

@@ -109,7 +109,7 @@ STREAM = {
     ),
     "compressed": (
         Answer(events=[gzip.compress(b"".join(good_chunks()))], headers={"content-encoding": "gzip"}),
-        "the engine's answer is invalid: a compressed stream",
+        "the engine's answer is invalid: it is compressed, which was not asked for",
     ),
     "cut at once": (Answer(events=[], cut=True), "the engine cannot be reached"),
     "hang": (Answer(hang=True), LATE),

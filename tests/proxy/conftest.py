@@ -35,7 +35,7 @@ def proxy_(provider_: Provider, tmp_path_factory: pytest.TempPathFactory) -> Ite
     assert proxy.stop() == 0
     # What the tests break on purpose is one line each; nothing of ours may have failed.
     for line in proxy.errors.read_text().splitlines():
-        assert line.startswith("an answer broke off"), line
+        assert line.startswith(("an answer broke off", "a call goes upstream unread")), line
 
 
 @pytest.fixture

@@ -177,12 +177,10 @@ def test_a_body_of_unknown_length_streams_through(proxy: Proxy, provider: Provid
 
 
 @pytest.mark.slow
-def test_fifty_megabytes_are_fine(proxy: Proxy, provider: Provider):
+def test_fifty_megabytes_are_passed_on(proxy: Proxy, provider: Provider):
     text = "x" * 50_000_000
-    assert proxy.chat(messages=[{"role": "user", "content": text}])[0] == 200
+    assert proxy.chat(messages=[{"role": "user", "content": text}])[0] == 200  # and it is not recorded
     assert len(provider.got[0].body) > 50_000_000
-    (call,) = proxy.calls(1)
-    assert call.status == "ok"
     provider.will(Reply(body=json.dumps({"choices": [], "padding": text}).encode()))
     status, _, body = proxy.chat()
     assert (status, json.loads(body)["padding"]) == (200, text)

@@ -17,10 +17,10 @@ import pytest
 import torch
 from openai import OpenAI
 
+from art_patch._lib.http_guard import MAX_BODY_BYTES
 from art_patch._lib.http_server import listen
 from art_patch.errors import ConfigError, EngineError, ModelNotFound, PortInUse
 from art_patch.serving import EmbeddedEngine, EngineClient
-from art_patch.serving.contract import MAX_BODY_BYTES
 from art_patch.serving.embedded import cohort as cohort_module
 from art_patch.serving.embedded.engine import EngineLimits
 from art_patch.serving.embedded.generation import Generation, SamplingParams

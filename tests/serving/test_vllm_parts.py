@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from art_patch._lib.http_guard import ApiError
 from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
 from art_patch.serving.contract import EngineFull
-from art_patch.serving.request_checks import ApiError
 from art_patch.serving.vllm import environment as environment_module
 from art_patch.serving.vllm.environment import find_vllm, look
 from art_patch.serving.vllm.forward import check_request, conversation_of, rows_of

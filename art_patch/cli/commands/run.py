@@ -77,6 +77,9 @@ def proxy(
     key_file: Annotated[
         Path | None, Option("File, mode 600, with the key that callers must send as x-art-key.")
     ] = None,
+    max_body_mib: Annotated[
+        int, Option("Largest request body in MiB that is recorded; a larger one goes upstream unread.", least=1)
+    ] = 16,
 ) -> None:
     """Serve the APIs of OpenAI and Anthropic at an address, and route and record its requests: for all HTTP clients.
 
@@ -105,7 +108,8 @@ def proxy(
         for sentence in now.degraded:
             console.print(f"[yellow]{sentence}[/]")
 
-    run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, **given)
+    limit = max_body_mib << 20
+    run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, max_body=limit, **given)
 
 
 @command

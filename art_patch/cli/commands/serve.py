@@ -73,6 +73,7 @@ def serve(
     advertise: Annotated[
         str | None, Option("Address that apps on other machines call, such as http://gpu1:8700.")
     ] = None,
+    max_body_mib: Annotated[int, Option("Largest request body in MiB.", least=1)] = 16,
 ) -> None:
     """Serve the base model and its policies. Running apps of the project find the server in the store within a second.
 
@@ -138,6 +139,7 @@ def serve(
         serving.run_server(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
             policies=(champion,), spare=spare, on_ready=on_ready, serves=partial(_serves, opened.ledger),
+            max_body=max_body_mib << 20,
         )  # fmt: skip
     finally:
         stop.set()

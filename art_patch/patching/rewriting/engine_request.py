@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
+import wrapt
+
+from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
 from art_patch.patching.routing.target import Target
 from art_patch.trajectories import ENGINE_PARAMS, PARAMS
 from art_patch.types import WAIT_HEADER
@@ -23,6 +26,8 @@ _KEPT_HEADERS = ("x-stainless-", "____stainless_override_cast_to")
 
 # What `extra_body` may pass on to the engine. Unlike the SDK's own arguments it can hold anything, even a key.
 _EXTRA_FIELDS = PARAMS | ENGINE_PARAMS | {"logprobs", "return_token_ids", "stream_options", "messages", "tools"}
+
+_MOST_BYTES = 64 << 20  # of an answer of the engine
 
 _HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
 
@@ -75,8 +80,6 @@ def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], 
     }
     if "extra_json" in fields:
         fields["extra_json"] = None
-    if "follow_redirects" in fields:  # openai 1.66 does not have it; see `_Staying`
-        fields["follow_redirects"] = False  # a prompt goes to the engine's address and nowhere else
     return _made_of(fields, options)
 
 
@@ -158,7 +161,7 @@ class EngineClients:
         # Apps copy their client for a single call (`with_options`), so an engine client is a shallow copy.
         engine_client = copy.copy(known[1])
         chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
-        engine_client._client = chosen if _redirects_per_request() else _Staying(chosen)
+        engine_client._client = _EngineLeg(chosen)
         return engine_client
 
     def _own_pool(self, address: Address, is_async: bool) -> Any:
@@ -173,7 +176,9 @@ class EngineClients:
 def engine_client(target: Target) -> Any:
     """Return a synchronous engine client with its own connection pool, for calls in the background."""
     address = (target.base_url, target.api_key)
-    return _make_engine_client(_make_pool(address, False), address, False)
+    made = _make_engine_client(_make_pool(address, False), address, False)
+    made._client = _EngineLeg(made._client)
+    return made
 
 
 def _event_loop() -> Any:
@@ -203,22 +208,42 @@ def _make_engine_client(pool: Any, address: Address, is_async: bool) -> Any:
     return engine_client
 
 
-class _Staying:
-    """An HTTP client that follows no redirect. openai up to 1.66 cannot ask for that in each request."""
+class _EngineLeg(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
+    """An HTTP client that follows no redirect, and refuses an answer before it is read that would fill the memory."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    # A prompt goes to the engine's address and nowhere else. openai up to 1.66 cannot ask for that in each request.
+    def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+        sent: Any = self.__wrapped__.send(request, **{**options, "stream": True, "follow_redirects": False})
+        if hasattr(sent, "__await__"):
+            return self._read_async(sent, stream)
+        try:
+            _check_size(sent)
+            if not stream:
+                sent.read()
+        except BaseException:
+            sent.close()
+            raise
+        return sent
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+    async def _read_async(self, sent: Any, stream: bool) -> Any:
+        response = await sent
+        try:
+            _check_size(response)
+            if not stream:
+                await response.aread()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
 
-    def send(self, request: Any, **options: Any) -> Any:
-        return self._pool.send(request, **{**options, "follow_redirects": False})
 
-
-@lru_cache(maxsize=1)
-def _redirects_per_request() -> bool:
-    return "follow_redirects" in sdk()._models.FinalRequestOptions.__annotations__
+def _check_size(response: Any) -> None:
+    # 300 kB may unpack to 300 MB, in the process of the app.
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise InvalidAnswer("it is compressed, which was not asked for")
+    length = response.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > _MOST_BYTES:
+        raise InvalidAnswer(f"it has {length:.20} bytes")
 
 
 def _is_for_provider_only(pool: Any) -> bool:

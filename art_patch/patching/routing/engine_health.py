@@ -96,6 +96,8 @@ _UNREADABLE = "the SDK cannot read"
 
 def reason(error: Exception) -> str:
     """Return why an attempt failed; if the engine refused it, with the engine's own words."""
+    if isinstance(error.__cause__, InvalidAnswer):  # raised while the SDK received the answer
+        error = error.__cause__
     # By name, because the classes are those of httpx or httpx2, and importing either is the SDK's decision.
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)

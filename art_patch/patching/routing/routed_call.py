@@ -267,12 +267,6 @@ class RoutedCall:
         if "content-length" in response.headers:
             response.headers["content-length"] = str(len(out))
 
-    def start_stream(self, rewriter: ResponseRewriter, response: Any) -> StreamRewriter:
-        """Return the rewriter of a stream. The caller feeds it with chunks until its `started` is true."""
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise InvalidAnswer("a compressed stream")
-        return rewriter.stream()
-
     def first_token_timeout_s(self, attempt: Attempt, response: Any) -> float:
         """Return the seconds the stream may take to begin. The pause between later chunks may last `timeout_s`."""
         timeout = response.request.extensions.get("timeout")

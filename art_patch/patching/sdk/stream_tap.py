@@ -11,6 +11,7 @@ upstream then: the app has received half of an answer, and the rest of another m
 import _thread
 import inspect
 import sys
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -20,6 +21,7 @@ from art_patch._lib.faults import faults
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, StreamRewriter
 from art_patch.recording import Ended, Exchange
 
+_MOST_BYTES = 16 << 20  # of a recorded stream, unpacked
 _POOLS = ("httpcore.", "httpcore2.")
 
 # What each `_SyncTappedIterator` reads from, by its id. The reference keeps the garbage collector from finalising that
@@ -278,7 +280,7 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
     """Replace `response.stream` with a tee, which records the stream while the app reads it."""
     exchange = tap.exchange
     exchange.streamed = True
-    # A stream that is rewritten is not encoded, as `start_stream` has seen. Looking costs 5 us until the first token.
+    # The engine client refuses an encoded stream. Looking costs 5 us until the first token.
     encoding = response.headers.get("content-encoding") if tap.rewriter is None else None
     if encoding and encoding.lower() != "identity":
         exchange.decode = _decoder(type(response), encoding)
@@ -287,4 +289,14 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
 
 def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
     # The HTTP library that would decode the answer for the app decodes it here, later and on the recorder's thread.
-    return lambda raw: response_class(200, headers={"content-encoding": encoding}, content=raw).content
+    def decode(raw: bytes) -> bytes:
+        if encoding.lower() not in ("gzip", "x-gzip"):
+            return response_class(200, headers={"content-encoding": encoding}, content=raw).content
+        # The app unpacks piece by piece what would be unpacked here at once: 300 kB may become 300 MB.
+        unpacker = zlib.decompressobj(wbits=31)
+        unpacked = unpacker.decompress(raw, _MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"the stream unpacks to more than {_MOST_BYTES} bytes")
+        return unpacked
+
+    return decode

@@ -12,7 +12,7 @@ The wrappers call `RoutedCall` in this order::
         the SDK sends the attempt through the engine client
         _process_response claim, rewriter                and then, for an answer that is in memory,
                           rewrite_whole                  or else, for a stream,
-                          start_stream, first_token_timeout_s, read_held_back (for each chunk), hand_out_stream
+                          first_token_timeout_s, read_held_back (for each chunk), hand_out_stream
         it worked         answered                       the end; a stream ends later, in its tap
         it failed         attempt_failed                 the next attempt, or upstream
       the SDK sends the call to upstream
@@ -202,7 +202,7 @@ def _sync_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = routed_call.start_stream(rewriter, response), list[bytes]()
+                events, before = rewriter.stream(), list[bytes]()
                 opened = iter(response.stream)
                 with watch.wait_for(response, routed_call.first_token_timeout_s(attempt, response)):
                     while not events.begun and (chunk := next(opened, None)) is not None:
@@ -238,7 +238,7 @@ def _async_response(_: Any) -> Callable[..., Any]:
             if response.is_closed:
                 routed_call.rewrite_whole(rewriter, response)
             else:
-                events, before = routed_call.start_stream(rewriter, response), list[bytes]()
+                events, before = rewriter.stream(), list[bytes]()
                 opened = response.stream.__aiter__()
                 try:
                     async with _deadline(routed_call.first_token_timeout_s(attempt, response)):

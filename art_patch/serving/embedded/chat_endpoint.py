@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any
 
 from art_patch._lib.asgi import Caller
+from art_patch._lib.http_guard import ApiError, error_body
 from art_patch.serving.contract import unknown_model
 from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
 from art_patch.serving.embedded.grammar import Grammars
-from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, ToolCall
-from art_patch.serving.request_checks import ApiError, ChatRoute, accepted_wait_s, error_body, parse_object
+from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, PromptTooLong, ToolCall
+from art_patch.serving.request_checks import ChatRoute, accepted_wait_s, parse_object
 
 JSON = dict[str, Any]
 
@@ -43,6 +44,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         submit: Callable[[str, Generation, float | None], None],
     ) -> None:
         """Takes the parts of `EmbeddedEngine` that it needs; the engine itself imports this module."""
+        super().__init__()
         self._prompts, self._grammars = prompts, grammars
         self._max_model_len, self._max_rows = max_model_len, max_rows
         self._policies, self._submit = policies, submit
@@ -53,7 +55,11 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         if request.model not in (served := self._policies()):
             raise unknown_model(request.model, served)
         try:
-            return request, self._prompts.encode(request.messages, request.tools, request.template_kwargs)
+            given = (request.messages, request.tools, request.template_kwargs)
+            return request, self._prompts.encode(*given, most_tokens=self._max_model_len)
+        except PromptTooLong as error:
+            message = f"This model's maximum context length is {self._max_model_len} tokens; {error}."
+            raise ApiError(400, message, param="messages", code="context_length_exceeded") from error
         except PromptError as error:
             raise ApiError(400, str(error), param="messages") from error
 

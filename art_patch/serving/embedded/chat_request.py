@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from art_patch._lib.http_guard import ApiError
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.generation import SamplingParams
 from art_patch.serving.embedded.grammar import answer_grammar
-from art_patch.serving.request_checks import ApiError, refuse_unsupported, short, unsupported
+from art_patch.serving.request_checks import refuse_unsupported, short, unsupported
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNDERSTOOD = frozenset({
@@ -116,7 +117,7 @@ def _check_message(message: object, param: str) -> None:
     if not _is_object(message):
         raise ApiError(400, f"{param} must be an object", param=param)
     role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(400, f"{param}: role {short(role)} is not supported", param=param)
     for key in ("audio", "function_call", "refusal"):
         if message.get(key) is not None:

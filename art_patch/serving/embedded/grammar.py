@@ -22,7 +22,8 @@ from typing import Any
 
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.text import CLOSE_TAG, OPEN_TAG
-from art_patch.serving.request_checks import ApiError, short, unsupported
+from art_patch._lib.http_guard import ApiError
+from art_patch.serving.request_checks import short, unsupported
 
 _CPU_S, _MEMORY_BYTES, _WALL_S = 2, 2 << 30, 60.0
 _MAX_BYTES = 256 << 10  # of a grammar

@@ -24,6 +24,7 @@ from art_patch._lib.loose_json import as_object
 Decode = Callable[[list[int]], str]
 
 _REPLACEMENT = "\ufffd"  # stands for bytes that are no character
+_COUNTED_AT_ONCE = 64 << 10  # characters
 _MAX_PENDING_IDS = 64  # a model that samples nothing but broken bytes must not cost quadratic time
 
 
@@ -31,11 +32,17 @@ class PromptError(ValueError):
     """The model's chat template refused the messages of a request."""
 
 
+class PromptTooLong(PromptError):
+    """The messages surely have more tokens than the engine takes."""
+
+
 class PromptEncoder:
     """A tokenizer with its chat template: renders prompts and decodes ids; several threads may share it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        # A token of a byte-level tokenizer has a character for each byte, so this is never less than its bytes.
+        self._longest = max((len(token.encode()) for token in tokenizer.get_vocab()), default=1)
         self._entries: dict[int, tuple[str, list[int] | None]] = {}
 
     def encode(
@@ -43,8 +50,16 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        most_tokens: int = 1 << 30,
     ) -> list[int]:
-        """Returns the prompt's token ids, up to where the assistant's answer begins; may raise a `PromptError`."""
+        """Returns the prompt's token ids, up to where the assistant's answer begins; may raise a `PromptError`.
+
+        Raises `PromptTooLong` before the work for a prompt that cannot have `most_tokens` tokens or fewer.
+        """
+        # Each message begins with a token of its own, and a token stands for at most the longest one's characters.
+        if len(messages) > most_tokens or _length(messages) > most_tokens * self._longest:
+            raise PromptTooLong("the messages have more text than that")
         try:
             text = self._tokenizer.apply_chat_template(
                 [_normal(message) for message in messages],
@@ -55,6 +70,17 @@ class PromptEncoder:
             )
         except Exception as error:  # a template may raise anything: jinja's errors, TypeError, KeyError
             raise PromptError(f"the model's chat template refused the messages: {error}") from error
+        # A token takes the tokenizer 200 bytes. So a text that is long for its tokens is first counted in pieces, up to
+        # twice the limit: at the ends of the pieces, tokens may be shorter than in the whole text.
+        if len(text) > 4 * most_tokens:
+            counted = 0
+            for start in range(0, len(text), _COUNTED_AT_ONCE):
+                counted += len(self._ids(text[start : start + _COUNTED_AT_ONCE]))
+                if counted > 2 * most_tokens:
+                    raise PromptTooLong(f"the prompt has more than {counted // 2}")
+        return self._ids(text)
+
+    def _ids(self, text: str) -> list[int]:
         # The template wrote the special tokens already; the tokenizer would add a second <bos>.
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -68,6 +94,12 @@ class PromptEncoder:
             text = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
             self._entries[token_id] = text, None if _REPLACEMENT in text else list(text.encode())
         return self._entries[token_id]
+
+
+def _length(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the number of characters of the messages' contents."""
+    contents = [message.get("content") or "" for message in messages]
+    return sum(len(text) if isinstance(text, str) else sum(len(part["text"]) for part in text) for text in contents)
 
 
 def _normal(message: Mapping[str, Any]) -> dict[str, Any]:

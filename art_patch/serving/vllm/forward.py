@@ -15,10 +15,11 @@ from typing import Any
 import aiohttp
 
 from art_patch._lib.asgi import Caller
+from art_patch._lib.http_guard import ApiError
 from art_patch._lib.loose_json import as_object
 from art_patch.errors import EngineError
 from art_patch.serving.contract import EngineFull
-from art_patch.serving.request_checks import ApiError, ChatRoute, accepted_wait_s, parse_object, refuse_unsupported
+from art_patch.serving.request_checks import ChatRoute, accepted_wait_s, parse_object, refuse_unsupported
 from art_patch.serving.vllm.replica import NOT_A_NUMBER, Loaded, Replica
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Forward(ChatRoute[tuple[bytes, str, bytes, int]]):
         reload: Callable[[Replica, Loaded], Awaitable[None]],
     ) -> None:
         """Takes the methods of `VllmEngine` that it needs; the engine itself imports this module."""
+        super().__init__()
         self._answering, self._choose, self._reload = answering, choose, reload
 
     def understand(self, body: bytes) -> tuple[bytes, str, bytes, int]:
