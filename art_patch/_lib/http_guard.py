@@ -19,7 +19,7 @@ from art_patch._lib.http_server import is_loopback
 MAX_BODY_BYTES = 16 << 20
 """Largest request body that a server reads into memory, unless it is told otherwise."""
 
-_AT_ONCE = 4  # this many of the largest bodies may be in memory at once
+_AT_ONCE = 2  # this many of the largest bodies may be in memory at once
 # A parsed list takes 20 times the bytes of its JSON, `[[],[],...]`. Text of this length rarely holds as many commas.
 _MOST_COMMAS = 500_000
 
@@ -50,17 +50,17 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
 
 
 class Intake:
-    """Reads request bodies into a server's memory: each of at most `most` bytes, all together four times as many."""
+    """Reads request bodies into a server's memory: each of at most `most` bytes, all together twice as many."""
 
     def __init__(self, most: int = MAX_BODY_BYTES) -> None:
         self._most, self._held = most, 0
 
     def check(self, size: int, more: int) -> None:
-        """Raises an `ApiError` if a body of `size` bytes is too large (413), or `more` bytes do not fit now (503)."""
+        """Raises an `ApiError` if a body of `size` bytes is too large (413), or `more` bytes do not fit now (429)."""
         if size > self._most:
             raise ApiError(413, f"the body is larger than {self._most} bytes")
         if self._held + more > _AT_ONCE * self._most:
-            raise ApiError(503, "other large requests fill the memory; try again", code="overloaded")
+            raise ApiError(429, "other large requests fill the memory; try again", code="engine_full")
 
     @asynccontextmanager
     async def body(self, caller: Caller) -> AsyncGenerator[bytes]:
@@ -77,6 +77,9 @@ class Intake:
             parts.clear()
             if body.count(b",") > _MOST_COMMAS:
                 raise ApiError(413, f"the body has more than {_MOST_COMMAS} commas; shorten its lists")
+            # One character beyond ASCII, as it is or as an escape, makes each of its string take up to four bytes.
+            if 2 * size > self._most and not (body.isascii() and b"\\u" not in body):
+                raise ApiError(413, f"the body is larger than {self._most // 2} bytes and not plain ASCII")
             yield body
         finally:
             self._held -= size

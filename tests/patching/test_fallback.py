@@ -72,6 +72,10 @@ WHOLE = {
     ),
     "cut": (Answer(body=b"{" * 100, cut=True), "the engine cannot be reached"),
     "hang": (Answer(hang=True), LATE),
+    "compressed": (
+        Answer(body=gzip.compress(bytes(64 << 20)), headers={"content-encoding": "gzip"}),
+        "the engine's answer is invalid: it is compressed, which was not asked for",
+    ),
 }
 STREAM = {
     "without a word": (stream_saying(), EMPTY),

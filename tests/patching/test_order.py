@@ -45,7 +45,7 @@ def order(monkeypatch) -> list[str]:
     return seen
 
 
-STREAM = "claim rewriter start_stream first_token_timeout_s read_held_back hand_out_stream"
+STREAM = "claim rewriter first_token_timeout_s read_held_back hand_out_stream"
 
 
 @pytest.mark.parametrize(

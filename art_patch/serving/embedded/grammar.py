@@ -20,9 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from art_patch._lib.http_guard import ApiError
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.text import CLOSE_TAG, OPEN_TAG
-from art_patch._lib.http_guard import ApiError
 from art_patch.serving.request_checks import short, unsupported
 
 _CPU_S, _MEMORY_BYTES, _WALL_S = 2, 2 << 30, 60.0

@@ -41,8 +41,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # A token of a byte-level tokenizer has a character for each byte, so this is never less than its bytes.
-        self._longest = max((len(token.encode()) for token in tokenizer.get_vocab()), default=1)
+        # In characters; a token of a byte-level tokenizer is written with one for each byte.
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
         self._entries: dict[int, tuple[str, list[int] | None]] = {}
 
     def encode(
