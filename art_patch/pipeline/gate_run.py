@@ -20,7 +20,7 @@ from art_patch import gate, promotion, rewards
 from art_patch._lib.ids import new_id
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.replay_runs import Reruns, rerun
-from art_patch.pipeline.resample_turns import answer_again
+from art_patch.pipeline.resample_turns import answer_again, is_text
 from art_patch.types import Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
 
 _CONCURRENCY = 16
@@ -40,7 +40,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     promotion.ensure_loaded(run.engine, candidate.name)
     promotion.ensure_loaded(run.engine, champion.name)
     reruns = rerun(run, held_out, candidate, champion)
-    turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys]
+    turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys and is_text(turn.call)]
     answers = _ask_both(run, (*turns, *config.suite), candidate, champion)
     comparisons = [
         (a.turn, *gate.blind_answers(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers

@@ -6,6 +6,7 @@ are not touched. The gate also uses it, to compare two policies on such answers.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -57,6 +58,8 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     named = run.store.evidence.corrections([trajectory.id for trajectory in lonely])
     corrected = {key: its[-1].call_id for key, its in named.items() if its and its[-1].call_id}
     turns, left = grouping.choose_turns(lonely, config, keys=found.keys, corrected=corrected)
+    if odd := len(turns) - len(turns := [turn for turn in turns if is_text(turn.call)]):
+        left["the prompt holds half of a surrogate pair, which no engine reads"] = odd
     pace = _Pace(config.per_minute)
     asked_again: set[str] = set()
     failed = 0
@@ -94,6 +97,15 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     result |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
     result |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
     result["left"] = left
+
+
+def is_text(call: Call) -> bool:
+    """Return whether a call's prompt can be sent: half of a surrogate pair, say, has no form in UTF-8."""
+    try:
+        json.dumps([call.messages, call.tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_open(window: str | None, now: datetime) -> bool:

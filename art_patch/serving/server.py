@@ -99,7 +99,7 @@ def build_app(
     chats = (_CHAT, f"{EXACT_PREFIX}{_CHAT}")
     posts = (*chats, _LOAD, _UNLOAD)
     key_guard = Middleware(http_guard.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
@@ -118,8 +118,6 @@ def build_app(
             (ApiError, HTTPException, AdapterRejected, UnknownPolicy, Overloaded, Exception), _respond
         ),
     )
-    app.router.redirect_slashes = False
-    return app
 
 
 def run_server(
@@ -165,9 +163,9 @@ def run_server(
         with http_server.bind(host, port, key=api_key, what="the model") as sock:
             # Beyond loopback the server has any name, and a key is required instead.
             known = (host, *names) if http_server.is_loopback(str(sock.getsockname()[0])) else None
-            keys = {"api_key": api_key, "admin_key": admin_key}
+            app = build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves, max_body=max_body)
             http_server.serve(
-                build_app(engine, **keys, names=known, serves=serves, max_body=max_body),
+                app,
                 sock,
                 drain_s=drain_s,
                 on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)),

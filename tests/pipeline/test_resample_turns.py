@@ -128,3 +128,19 @@ def test_another_chat_template_is_noticed(place: Place, judge: Judge):
     place.store.write([TrajectoryInfo("odd", 1.0), *odd])
     report = place.cycle(judge, replace(RESAMPLING, holdout_share=0.0))
     assert report.metrics["resample"]["other_prompt"] == 1
+
+
+def test_a_prompt_that_is_no_text_is_left_out(place: Place, judge: Judge):
+    """Half of a surrogate pair, which a caller of the proxy may send; it is no failure of the engine."""
+    place.traffic(siblings=1)
+    runs = place.store.read.recent(limit=50)
+    odd: list[Any] = []
+    for number in range(4):  # the engine is given up after three failures in a row
+        asked: Any = ({"role": "user", "content": f"\ud800 {number}"},)
+        run_id = f"odd{number}"
+        call = replace(runs[0].calls[0], id=new_id(), trajectory_id=run_id, messages=asked, prompt_token_ids=None)
+        odd += [TrajectoryInfo(run_id, 1.0), call]
+    place.store.write(odd)
+    metrics = place.cycle(judge, replace(RESAMPLING, holdout_share=0.0)).metrics["resample"]
+    assert metrics["left"]["the prompt holds half of a surrogate pair, which no engine reads"] == 4
+    assert "failed" not in metrics and metrics["turns"] > 3
