@@ -161,7 +161,7 @@ class EngineClients:
         # Apps copy their client for a single call (`with_options`), so an engine client is a shallow copy.
         engine_client = copy.copy(known[1])
         chosen = self._own_pool(address, is_async) if _is_for_provider_only(pool) else pool
-        engine_client._client = _EngineLeg(chosen)
+        engine_client._client = _BoundedClient(chosen)
         return engine_client
 
     def _own_pool(self, address: Address, is_async: bool) -> Any:
@@ -177,7 +177,7 @@ def engine_client(target: Target) -> Any:
     """Return a synchronous engine client with its own connection pool, for calls in the background."""
     address = (target.base_url, target.api_key)
     made = _make_engine_client(_make_pool(address, False), address, False)
-    made._client = _EngineLeg(made._client)
+    made._client = _BoundedClient(made._client)
     return made
 
 
@@ -208,7 +208,7 @@ def _make_engine_client(pool: Any, address: Address, is_async: bool) -> Any:
     return engine_client
 
 
-class _EngineLeg(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
+class _BoundedClient(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArgument]
     """An HTTP client that follows no redirect, and refuses an answer before it is read that would fill the memory."""
 
     # A prompt goes to the engine's address and nowhere else. openai up to 1.66 cannot ask for that in each request.
