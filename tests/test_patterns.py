@@ -130,6 +130,9 @@ _ASSEMBLED: dict[str, Callable[[], list[re.Pattern[str]]]] = {
     "art_patch/rewards/defences/injection.py:_compile": lambda: [
         pattern for _, pattern in _namespace("art_patch/rewards/defences/injection.py")["_PATTERNS"]
     ],
+    "art_patch/serving/vllm/replica.py:_OF_LOAD": lambda: list(
+        _namespace("art_patch/serving/vllm/replica.py")["_OF_LOAD"]
+    ),
 }
 """Put together at run time, and what came of it."""
 
