@@ -157,7 +157,7 @@ def test_a_fallback_is_one_span(app):
     app.local.always = error(500)
     app.ask()
     found = app.span.attributes
-    assert found["art.fallback"] == "the engine answered HTTP 500"
+    assert found["art.fallback"] == "the engine answered HTTP 500: no"
     assert (found["art.served_by"], found["gen_ai.response.model"]) == ("upstream", "gpt-x")
     assert found["server.port"] == int(app.upstream.url.split(":")[2].split("/")[0])
 
