@@ -13,13 +13,12 @@ agents for training themselves, in games and simulators too, use `rollouts`.
 Importing this package loads the standard library only: each public name below is imported when it is first used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
+from art_patch._lib.lazy import lazily
 from art_patch._lib.version import __version__ as __version__
 
-# Packed by hand: one name a line would spread three lists over three pages.
+# Packed by hand: one name a line would spread both lists over two pages.
 # fmt: off
 # isort: off
 __all__ = [
@@ -49,28 +48,7 @@ if TYPE_CHECKING:
     )
     from art_patch.training import LossConfig, TrainConfig
 else:
-    # Module -> its public names. Every other name of `__all__` is one of `rollouts`.
-    _NAMES = {
-        "context": "bind correct current_trajectory group replayable reward score span suppress trajectory",
-        "errors": "ArtPatchError Busy ConfigError EngineError GateRejected JudgeError StoreError TrainingError",
-        "feedback": "feedback_url",
-        "patching": "flush patch status unpatch wrap",
-        "training.config": "TrainConfig",
-        "training.losses.loss_config": "LossConfig",
-    }
-    _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        from art_patch._lib.gc_pause import uncollected
-
-        with uncollected():
-            value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'rollouts')}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazily()
 
     def __dir__():
         return sorted(__all__)

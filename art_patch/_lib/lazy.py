@@ -4,23 +4,44 @@ So `art_patch.patch()` does not load SQLAlchemy, and `art-patch --help` does not
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import CodeType
 from typing import Any
 
+from art_patch._lib.gc_pause import uncollected
 
-def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for the `__init__` of the folder with the dotted name `package`.
 
-    `modules` maps a module's name, relative to the package, to its public names, separated by spaces.
+def lazily() -> Callable[[str], Any]:
+    """Return a `__getattr__` for the `__init__` that calls this.
+
+    Its names and their modules are those of the `__init__`'s own import statements. These stand under
+    `if TYPE_CHECKING:`, where type checkers and editors read them, and Python compiles but never executes them.
     """
-    home = {name: module for module, names in modules.items() for name in names.split()}
+    caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] - `inspect` would cost the app milliseconds
+    package, code = caller.f_globals["__name__"], caller.f_code
+    home: dict[str, str] = {}
 
     def __getattr__(name: str) -> Any:
-        if name not in home:
+        if not home:
+            home.update(_imports(code))
+        if not home.get(name, "").startswith("art_patch."):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home[name]}"), name)
+        with uncollected():
+            value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)  # so that Python finds the name by itself next time
         return value
 
     return __getattr__
+
+
+def _imports(code: CodeType) -> Iterator[tuple[str, str]]:
+    """Yield (name, module) for each `from module import name` that the code holds, whether it is executed or not."""
+    import dis
+
+    module = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            module = instruction.argval
+        elif instruction.opname == "IMPORT_FROM":
+            yield instruction.argval, module

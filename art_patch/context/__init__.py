@@ -8,7 +8,6 @@ A call belongs to the first of these that exists: an explicit `trajectory()` (or
 OpenTelemetry trace; the trajectory of an earlier conversation that it extends (found by `recording`); a new trajectory.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -20,13 +19,4 @@ if TYPE_CHECKING:
     from art_patch.context.scoring import CAPTURED, correct, current_trajectory, reward, score
     from art_patch.context.threads import carry_threads_off, carry_threads_on
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "ambient": "Identity Passage identify passage_around passing",
-            "replaying": "note_no_more offered replayable",
-            "scopes": "bind group span suppress trajectory",
-            "scoring": "CAPTURED correct current_trajectory reward score",
-            "threads": "carry_threads_off carry_threads_on",
-        },
-    )
+    __getattr__ = lazily()

@@ -1,6 +1,5 @@
 """The demo: an unchanged agent improves from its own recorded calls, with a tiny model and a rule as the judge."""
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -8,4 +7,4 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.demo.run import CYCLES, run_demo
 else:
-    __getattr__ = lazily(__name__, {"run": "CYCLES run_demo"})
+    __getattr__ = lazily()

@@ -5,9 +5,6 @@ Checks only read. Two checks use a network: the engine is asked for two short an
 A check that fails is a finding too, so `examine` raises no error because of what it finds.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -16,4 +13,4 @@ if TYPE_CHECKING:
     from art_patch.doctor.examination import examine
     from art_patch.doctor.finding import Finding, Level
 else:
-    __getattr__ = lazily(__name__, {"examination": "examine", "finding": "Finding Level"})
+    __getattr__ = lazily()

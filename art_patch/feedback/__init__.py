@@ -9,9 +9,6 @@ score, any number of times; a later answer replaces the earlier one. The server'
 Making a link needs the standard library only; the server needs Starlette and uvicorn.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -27,11 +24,4 @@ if TYPE_CHECKING:
         write_feedback,
     )
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "app": "run_feedback",
-            "links": "feedback_url",
-            "other_tools": "LangSmithFeedback LangfuseScores feedback_of read_feedback write_feedback",
-        },
-    )
+    __getattr__ = lazily()

@@ -5,9 +5,6 @@ converts a trajectory to JSON and back without loss. `foreign` reads rows of oth
 and reads them; all other modules are pure.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -19,13 +16,4 @@ if TYPE_CHECKING:
     from art_patch.formats.foreign import ImportFormat, bundles_of
     from art_patch.formats.rows import chat_row, correction_row, grpo_row, preference_rows, sft_prompt_rows, sft_row
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "complete": "Bundle encode indexed",
-            "conversation": "Unusable corrected right_and_wrong",
-            "files": "COLUMNS STREAM reading writing",
-            "foreign": "ImportFormat bundles_of",
-            "rows": "chat_row correction_row grpo_row preference_rows sft_prompt_rows sft_row",
-        },
-    )
+    __getattr__ = lazily()

@@ -10,7 +10,6 @@ collapsed answers (`collapse`). On the user's suite of prompts and on each check
 proven to be worse than the champion by at most `max_worse`.
 """
 
-# pyright: reportUnusedImport=false
 from art_patch.gate.collapse import collapse_findings, failed_runs
 from art_patch.gate.paired_test import (
     CollapseConfig,

@@ -13,7 +13,6 @@ given, else the task: system prompt, tools and the first user message.
 Runs with different system prompts or tools are siblings only under one key of the user's, or with the option `across`.
 """
 
-# pyright: reportUnusedImport=false
 from art_patch.grouping.embeddings import Embed, embed_with
 from art_patch.grouping.form import Grouping, form_groups
 from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_comparisons, choose_replays, offer_of

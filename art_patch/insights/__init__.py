@@ -4,9 +4,6 @@
 computes statistics of the agent's runs. A value that is not known is `None`, never zero.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -16,6 +13,4 @@ if TYPE_CHECKING:
     from art_patch.insights.costs import Prices
     from art_patch.insights.switch_advice import Report, make_report
 else:
-    __getattr__ = lazily(
-        __name__, {"analytics": "Analytics analyse", "costs": "Prices", "switch_advice": "Report make_report"}
-    )
+    __getattr__ = lazily()

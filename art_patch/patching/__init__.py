@@ -9,7 +9,6 @@ says why. Errors of the provider reach the caller unchanged. Faults of art_patch
 once a minute; under pytest they are raised.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -19,11 +18,4 @@ if TYPE_CHECKING:
     from art_patch.patching.sdk.bypass import BYPASSES
     from art_patch.patching.sdk.wrapping import MODULE, Wrapping
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "control": "Handle Status flush patch patch_around status unpatch wrap",
-            "sdk.bypass": "BYPASSES",
-            "sdk.wrapping": "MODULE Wrapping",
-        },
-    )
+    __getattr__ = lazily()

@@ -4,9 +4,6 @@
 training, gate, promotion).
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -22,17 +19,4 @@ if TYPE_CHECKING:
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "clean_up": "forget_unfinished prune",
-            "cycle": "retrain",
-            "cycle_lock": "project_lock",
-            "cycle_run": "CycleConfig Run",
-            "promote_policy": "WatchReport watch watch_once",
-            "report": "CycleReport LONG metrics_line",
-            "score_groups": "form group score to_judge",
-            "serving_upkeep": "ServingUpkeep",
-            "single_steps": "evaluate run_explicit_update",
-        },
-    )
+    __getattr__ = lazily()

@@ -6,7 +6,6 @@
 - `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -37,14 +36,4 @@ if TYPE_CHECKING:
         validate_adapter,
     )
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "base_model": "BaseModel Dtype base_fingerprint read_base_model resolve_model_dir",
-            "copies": "Copied Merged hub_id_of write_adapter write_card write_merged",
-            "files": "CONFIG MANIFEST WEIGHTS check_name publish_adapter read_json remove_adapter remove_unpublished"
-            " some unpublished",
-            "hub": "Hub check_repository",
-            "validation": "ENTRY Probe ValidatedAdapter check_content check_probe lora_key validate_adapter",
-        },
-    )
+    __getattr__ = lazily()

@@ -5,7 +5,6 @@ and scores of a test into paired comparisons. `sequential` decides whether the p
 `challenger` in the code) is better or worse than the champion.
 """
 
-# pyright: reportUnusedImport=false
 from art_patch.promotion.evidence import evidence_of
 from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
 from art_patch.promotion.transitions import (

@@ -9,9 +9,6 @@ Only allow-listed fields of a request are recorded, and no headers. Secrets are 
 fails, batches wait in memory and are tried again, and the app's calls go on as usual.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -26,16 +23,4 @@ if TYPE_CHECKING:
     from art_patch.recording.responses import read_responses_request
     from art_patch.recording.scrubbing import described
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "delivery": "Sink",
-            "exchange": "Ended Exchange in_share",
-            "messages": "as_responses_request read_messages_request",
-            "process": "begin_exchange current_settings emit redacts set_recorder",
-            "recorder": "Recorder",
-            "redaction": "Redactor",
-            "responses": "read_responses_request",
-            "scrubbing": "described",
-        },
-    )
+    __getattr__ = lazily()

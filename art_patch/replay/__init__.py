@@ -4,7 +4,6 @@
 run. `worker` is the program that these processes execute.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -12,4 +11,4 @@ from art_patch._lib.lazy import lazily
 if TYPE_CHECKING:
     from art_patch.replay.processes import AppProcesses, RunLost, question_of
 else:
-    __getattr__ = lazily(__name__, {"processes": "AppProcesses RunLost question_of"})
+    __getattr__ = lazily()

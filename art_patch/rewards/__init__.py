@@ -7,7 +7,6 @@ the judge was fooled, and measures how good a judge is. `checks` runs the user's
 computes the reward by a rule of `criteria`. Importing this folder does not import litellm; asking the judge does.
 """
 
-# pyright: reportUnusedImport=false
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
 from art_patch.rewards.combine import (
     COMBINED,

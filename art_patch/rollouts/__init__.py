@@ -16,9 +16,6 @@ Training by hand uses the store, the update, the ledger and the engine of the au
 script decides when to train and on what, and no gate run tests the policy. Importing this package loads no module.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -36,19 +33,4 @@ if TYPE_CHECKING:
     from art_patch.rollouts.trajectory import History, Messages, MessagesAndChoices, Tools, Trajectory
     from art_patch.rollouts.trajectory_group import TrajectoryGroup, gather_trajectories, gather_trajectory_groups
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "backend": "LocalBackend TrainingApi start",
-            "client": "auto_trajectory capture_auto_trajectory",
-            "at_once": "limit_concurrency retry",
-            "environments.adapters": "GymnasiumEnvironment PettingZooEnvironment same_policy",
-            "environments.environment": "Environment IllegalAction",
-            "environments.trainer": "Agent GRPOTrainer",
-            "evaluation": "Evaluation evaluate",
-            "model": "Model TrainableModel",
-            "model_runtime": "TrainResult",
-            "trajectory": "History Messages MessagesAndChoices Tools Trajectory",
-            "trajectory_group": "TrajectoryGroup gather_trajectories gather_trajectory_groups",
-        },
-    )
+    __getattr__ = lazily()

@@ -4,9 +4,6 @@
 cannot express a schedule or a path, `ConfigError` is raised before anything is printed or installed.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -23,10 +20,4 @@ if TYPE_CHECKING:
     )
     from art_patch.schedule.times import parse_schedule
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "recipes": "Job cron_job cron_line systemd_units variables_file with_entry without_entry",
-            "times": "parse_schedule",
-        },
-    )
+    __getattr__ = lazily()

@@ -6,7 +6,6 @@ model in the server's own process, or to `vllm`, which keeps vLLM processes aliv
 `request_checks` refuses requests with parameters that the engine cannot honour.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -32,16 +31,4 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from art_patch.serving.vllm.process import VllmOptions, check_extra, check_rank
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "client": "EngineClient exact_url",
-            "contract": "Engine",
-            "embedded.engine": "EmbeddedEngine",
-            "embedded.scheduler": "EngineLimits",
-            "server": "Served run_server",
-            "vllm.engine": "VllmEngine",
-            "vllm.environment": "BUILD Choice Found build built choose find_vllm gpus home_of share_out",
-            "vllm.process": "VllmOptions check_extra check_rank",
-        },
-    )
+    __getattr__ = lazily()

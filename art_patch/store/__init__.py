@@ -7,9 +7,6 @@ calls. README.md beside this file describes the tables and gives the reasons for
 Importing the package does not import SQLAlchemy, so that `patch()` reads the route without its delay of half a second.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -34,21 +31,4 @@ if TYPE_CHECKING:
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.store import Store, open_store
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "backends.files": "DEFAULT_NAME WITH_TRAFFIC",
-            "backends.urls": (
-                "absolute_url is_postgres missing_driver postgres_parameters sqlite_path "
-                "waits_for_network without_password"
-            ),
-            "erasure.rights": "Erasure",
-            "ledger.leases": "Lease Leases lost",
-            "ledger.ledger": "Ledger",
-            "ledger.route": "read_route",
-            "ledger.transfers": "ExportNote SentItem",
-            "queries.browse": "Cursor Filter PAGE Pair Summary",
-            "schema.tables": "HEAD",
-            "store": "Store open_store",
-        },
-    )
+    __getattr__ = lazily()

@@ -5,9 +5,6 @@ Only commands (`art-patch send`) send data to trackers. The app never does, so n
 client. `delivery` notes each written item in the store's table `sent`, so a second export writes nothing twice.
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -21,15 +18,4 @@ if TYPE_CHECKING:
     from art_patch.trackers.prometheus import exposition
     from art_patch.trackers.wandb_runs import Wandb
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "delivery": "feed pages_of_episodes",
-            "episodes": "Episode TraceTracker Tracker trace_id_of without_login",
-            "langfuse_traces": "Langfuse langfuse_api",
-            "otlp": "Otlp",
-            "policy_metrics": "Mlflow TensorBoard",
-            "prometheus": "exposition",
-            "wandb_runs": "Wandb",
-        },
-    )
+    __getattr__ = lazily()

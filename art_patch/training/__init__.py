@@ -17,7 +17,6 @@ The table lists the modules in the order in which an update uses them. A row is 
 No module here reads or writes the store. Importing the package loads neither torch nor transformers.
 """
 
-# pyright: reportUnusedImport=false
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -35,19 +34,4 @@ if TYPE_CHECKING:
     from art_patch.training.loop.update import run_job
     from art_patch.training.losses.loss_config import LossConfig, LossName, advantages_of_groups
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "config": "Backend Start TrainConfig require_evaluation require_packages",
-            "data.packing": "Example",
-            "data.rendering": "Renderer",
-            "data.round_trip": "RoundTrips check_round_trips",
-            "data.rows": "Row RowsReport rows_and_report trained_answers",
-            "data.supervised": "Pair demonstrations preferences",
-            "kernels.families": "Family family_of",
-            "loop.job": "Sibling TrainGroup TrainJob read_job",
-            "loop.loading": "require_machine require_servable",
-            "loop.update": "run_job",
-            "losses.loss_config": "LossConfig LossName advantages_of_groups",
-        },
-    )
+    __getattr__ = lazily()

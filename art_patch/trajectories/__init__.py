@@ -1,8 +1,5 @@
 """Pure functions on calls and trajectories that several stages use."""
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -13,12 +10,4 @@ if TYPE_CHECKING:
     from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, why_untrainable
     from art_patch.trajectories.transcripts import as_run, chosen_choice, followed, main_call, offered_tools, transcript
 else:
-    __getattr__ = lazily(
-        __name__,
-        {
-            "hashing": "ROOT canonical chain node_id number_tool_calls verbatim",
-            "token_payload": "exact_of hang sampled_tokens",
-            "trainability": "ENGINE_PARAMS KEPT_BY_PROVIDER PARAMS why_untrainable",
-            "transcripts": "as_run chosen_choice followed main_call offered_tools transcript",
-        },
-    )
+    __getattr__ = lazily()

@@ -8,9 +8,6 @@ Units: `at` and `*_at` are seconds since the Unix epoch, `*_ms` milliseconds. Id
 caller gave one. `None` means unknown or absent; an empty tuple means "known to be empty".
 """
 
-# pyright: reportUnusedImport=false
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from art_patch._lib.lazy import lazily
@@ -41,13 +38,4 @@ if TYPE_CHECKING:
 else:
     # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they
     # are first used: `calls` by the writer thread, `jobs` and `traffic` by the job.
-    __getattr__ = lazily(
-        __name__,
-        {
-            "app_records": "Api COPIES CallStatus Correction ENGINE_FULL JSON Mode Origin PolicyState REPLAY Route "
-            "Score SpanInfo SpanKind TrajectoryInfo UPSTREAM WAIT_HEADER",
-            "calls": "AppReport Call Choice Record",
-            "jobs": "CHALLENGERS Group Judgement MOVES Policy TrainedRow Trajectory check_move",
-            "traffic": "ArmCall ArmTraffic RunValue Served Usage",
-        },
-    )
+    __getattr__ = lazily()
