@@ -13,9 +13,7 @@ agents for training themselves, in games and simulators too, use `rollouts`.
 Importing this package loads the standard library only: each public name below is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch._lib.version import __version__ as __version__
 
 # Packed by hand: one name a line would spread both lists over two pages.

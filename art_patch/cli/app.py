@@ -22,7 +22,6 @@ from art_patch._lib.visible_text import visible
 from art_patch.cli import output
 from art_patch.cli.commands import (
     cron,
-    demo,
     files,
     measure,
     policies,
@@ -89,7 +88,7 @@ def _add_group(
     return group
 
 
-_add(RUN, run.run, run.proxy, serve.serve, demo.demo)
+_add(RUN, run.run, run.proxy, serve.serve, run.demo)
 _add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
 _add(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
 from art_patch import grouping, rewards, store, types
-from art_patch._lib.gc_pause import uncollected
+from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer
 from art_patch.cli.typed_options import setting

@@ -8,9 +8,7 @@ A call belongs to the first of these that exists: an explicit `trajectory()` (or
 OpenTelemetry trace; the trajectory of an earlier conversation that it extends (found by `recording`); a new trajectory.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.context.ambient import Identity, Passage, identify, passage_around, passing

@@ -1,8 +1,6 @@
 """The demo: an unchanged agent improves from its own recorded calls, with a tiny model and a rule as the judge."""
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.demo.run import CYCLES, run_demo

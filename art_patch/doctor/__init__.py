@@ -5,9 +5,7 @@ Checks only read. Two checks use a network: the engine is asked for two short an
 A check that fails is a finding too, so `examine` raises no error because of what it finds.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.doctor.examination import examine

@@ -9,9 +9,7 @@ score, any number of times; a later answer replaces the earlier one. The server'
 Making a link needs the standard library only; the server needs Starlette and uvicorn.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.feedback.app import run_feedback

@@ -5,9 +5,7 @@ converts a trajectory to JSON and back without loss. `foreign` reads rows of oth
 and reads them; all other modules are pure.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.formats.complete import Bundle, encode, indexed

@@ -9,9 +9,7 @@ says why. Errors of the provider reach the caller unchanged. Faults of art_patch
 once a minute; under pytest they are raised.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.patching.control import Handle, Status, flush, patch, patch_around, status, unpatch, wrap

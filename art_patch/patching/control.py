@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import wrapt
 
 from art_patch._lib.faults import faults, logger
-from art_patch._lib.gc_pause import uncollected
+from art_patch._lib.lazy import uncollected
 from art_patch.context import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
 from art_patch.patching.runtime import Reporter, Runtime

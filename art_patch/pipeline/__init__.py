@@ -4,9 +4,7 @@
 training, gate, promotion).
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.pipeline.clean_up import forget_unfinished, prune

@@ -6,9 +6,7 @@
 - `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.policies.base_model import BaseModel, Dtype, base_fingerprint, read_base_model, resolve_model_dir

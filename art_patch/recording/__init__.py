@@ -9,9 +9,7 @@ Only allow-listed fields of a request are recorded, and no headers. Secrets are 
 fails, batches wait in memory and are tried again, and the app's calls go on as usual.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.recording.delivery import Sink

@@ -4,9 +4,7 @@
 run. `worker` is the program that these processes execute.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.replay.processes import AppProcesses, RunLost, question_of

@@ -16,9 +16,7 @@ Training by hand uses the store, the update, the ledger and the engine of the au
 script decides when to train and on what, and no gate run tests the policy. Importing this package loads no module.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.rollouts.at_once import limit_concurrency, retry

@@ -6,9 +6,7 @@ model in the server's own process, or to `vllm`, which keeps vLLM processes aliv
 `request_checks` refuses requests with parameters that the engine cannot honour.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.serving.client import EngineClient, exact_url

@@ -7,9 +7,7 @@ calls. README.md beside this file describes the tables and gives the reasons for
 Importing the package does not import SQLAlchemy, so that `patch()` reads the route without its delay of half a second.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.store.backends.files import DEFAULT_NAME, WITH_TRAFFIC

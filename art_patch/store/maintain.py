@@ -73,28 +73,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The contents and the sizes of a store.
+    """The contents and the sizes of a store."""
 
-    Attributes:
-        bytes: size of the database without its write-ahead log.
-        wal_bytes: size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases.
-        free_bytes: unused bytes in the file, which `art-patch store vacuum` removes from it.
-        trajectories: number of trajectories without copies.
-        kib_per_trajectory: KiB of database and write-ahead log for each trajectory; `None` without trajectories.
-        compression: text size of messages divided by their stored size, from a sample; `None` without messages.
-        first_call_at: start of the oldest call, seconds since the epoch.
-        last_call_at: start of the newest call.
-    """
-
-    bytes: int
-    wal_bytes: int
-    free_bytes: int
+    bytes: int  # size of the database without its write-ahead log
+    wal_bytes: int  # size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases
+    free_bytes: int  # unused bytes in the file, which `art-patch store vacuum` removes from it
     tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
-    trajectories: int = 0
+    trajectories: int = 0  # number of trajectories without copies
+    # KiB of database and write-ahead log for each trajectory; `None` without trajectories.
     kib_per_trajectory: float | None = None
+    # Text size of messages divided by their stored size, from a sample; `None` without messages.
     compression: float | None = None
-    first_call_at: float | None = None
-    last_call_at: float | None = None
+    first_call_at: float | None = None  # start of the oldest call, seconds since the epoch
+    last_call_at: float | None = None  # start of the newest call
 
 
 @dataclass(frozen=True, slots=True)

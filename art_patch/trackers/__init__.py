@@ -5,9 +5,7 @@ Only commands (`art-patch send`) send data to trackers. The app never does, so n
 client. `delivery` notes each written item in the store's table `sent`, so a second export writes nothing twice.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.trackers.delivery import feed, pages_of_episodes

@@ -17,9 +17,7 @@ The table lists the modules in the order in which an update uses them. A row is 
 No module here reads or writes the store. Importing the package loads neither torch nor transformers.
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation, require_packages

@@ -1,8 +1,6 @@
 """Pure functions on calls and trajectories that several stages use."""
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.trajectories.hashing import ROOT, canonical, chain, node_id, number_tool_calls, verbatim

@@ -8,9 +8,7 @@ Units: `at` and `*_at` are seconds since the Unix epoch, `*_ms` milliseconds. Id
 caller gave one. `None` means unknown or absent; an empty tuple means "known to be empty".
 """
 
-from typing import TYPE_CHECKING
-
-from art_patch._lib.lazy import lazily
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.types.app_records import (

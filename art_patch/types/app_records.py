@@ -42,134 +42,95 @@ class TrajectoryInfo:
 
     It is written before the trajectory's first call, score or correction, and again, with `ended_at`, when its block
     ends. A `trajectory()` in which nothing is recorded is not written.
-
-    Attributes:
-        id: uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace.
-        started_at: start of the first call or of the `trajectory()` block.
-        origin: how the trajectory was identified. `explicit`: by a `trajectory()` block, an outermost `span()` or an
-            integration. `otel`: by an active trace. `stitched`: a call's prompt continues the conversation of an
-            earlier call. `single`: one call that belongs to no other. `shadow`: a copy of one call, made in the
-            background. `imported`: read from a file. `resampled`: a new answer to one turn of another run. `span`: a
-            copy of the part of another run that is inside one of its spans.
-        ended_at: end of the block, or of an integration's run; `None` if there was none or it has not ended.
-        scenario_key: trajectories with the same key are the same task.
-        group_key: the key that the app gave to `group()`; trajectories with the same key are siblings.
-        error: the exception that ended the block.
     """
 
-    id: str
-    started_at: float
+    id: str  # uuid7 hex, the caller's own id, or the trace id of an OpenTelemetry trace
+    started_at: float  # start of the first call or of the `trajectory()` block
+    # How the trajectory was identified. `explicit`: by a `trajectory()` block, an outermost `span()` or an integration.
+    # `otel`: by an active trace. `stitched`: a call's prompt continues the conversation of an earlier call. `single`:
+    # one call that belongs to no other. `shadow`: a copy of one call, made in the background. `imported`: read from a
+    # file. `resampled`: a new answer to one turn of another run. `span`: a copy of the part of another run that is
+    # inside one of its spans.
     origin: Origin = "single"
+    # End of the block, or of an integration's run; `None` if there was none or it has not ended.
     ended_at: float | None = None
     name: str | None = None
-    scenario_key: str | None = None
-    group_key: str | None = None
+    scenario_key: str | None = None  # trajectories with the same key are the same task
+    group_key: str | None = None  # the key that the app gave to `group()`; trajectories with the same key are siblings
     session_id: str | None = None
     user_id: str | None = None
     tags: tuple[str, ...] = ()
     metadata: JSON = field(default_factory=dict[str, Any])
-    error: str | None = None
+    error: str | None = None  # the exception that ended the block
 
 
 @dataclass(frozen=True, slots=True)
 class SpanInfo:
-    """A named part of a trajectory, nested by `parent_id`. It is written again, with its result, when it ends.
+    """A named part of a trajectory, nested by `parent_id`. It is written again, with its result, when it ends."""
 
-    Attributes:
-        id: uuid7 hex, or the framework's own id of the step.
-        name: name of the node, the tool or the agent.
-        kind: role of the span in an agent framework, such as a tool or an agent; `span` if the framework gives none.
-        attributes: JSON values: `input` and `output` of a tool, and other data that the framework reports.
-    """
-
-    id: str
+    id: str  # uuid7 hex, or the framework's own id of the step
     trajectory_id: str
-    name: str
+    name: str  # name of the node, the tool or the agent
     started_at: float
     parent_id: str | None = None
     ended_at: float | None = None
+    # Role of the span in an agent framework, such as a tool or an agent; `span` if the framework gives none.
     kind: SpanKind = "span"
+    # JSON values: `input` and `output` of a tool, and other data that the framework reports.
     attributes: JSON = field(default_factory=dict[str, Any])
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One score of one trajectory. A trajectory may have several scores, with different names and sources.
+    """One score of one trajectory. A trajectory may have several scores, with different names and sources."""
 
-    Attributes:
-        id: uuid7 hex or the caller's own id; writing the same id again replaces the score.
-        name: `reward`, `ruler`, `thumbs` or any other name.
-        value: a finite number; RULER's scores are between 0 and 1.
-        source: `user`, `code`, `ruler`, or `combined` for a reward that was computed from other scores.
-        comment: the judge's explanation or the user's words.
-        group_id: the group in which the judge ranked the trajectory or a reward was combined; `None` for scores of
-            users and code. RULER's scores can be compared within one group only.
-        rubric: version of the rubric that the judge used.
-    """
-
-    id: str
+    id: str  # uuid7 hex or the caller's own id; writing the same id again replaces the score
     trajectory_id: str
-    name: str
-    value: float
-    source: str
+    name: str  # `reward`, `ruler`, `thumbs` or any other name
+    value: float  # a finite number; RULER's scores are between 0 and 1
+    source: str  # `user`, `code`, `ruler`, or `combined` for a reward that was computed from other scores
     at: float
-    comment: str | None = None
+    comment: str | None = None  # the judge's explanation or the user's words
+    # The group in which the judge ranked the trajectory or a reward was combined; `None` for scores of users and code.
+    # RULER's scores can be compared within one group only.
     group_id: str | None = None
-    rubric: str | None = None
+    rubric: str | None = None  # version of the rubric that the judge used
     judge: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The answer that a run should have given. It is used for SFT and for preference pairs, never for GRPO.
+    """The answer that a run should have given. It is used for SFT and for preference pairs, never for GRPO."""
 
-    Attributes:
-        id: uuid7 hex or the caller's own id; writing the same id again replaces the correction.
-        source: who made the correction: `user`, or `code` for the app's own code.
-        message: the assistant message that would have been right, as OpenAI JSON.
-        call_id: the call whose answer is corrected; `None` means the run's last call.
-    """
-
-    id: str
+    id: str  # uuid7 hex or the caller's own id; writing the same id again replaces the correction
     trajectory_id: str
     at: float
-    source: str
-    message: JSON
-    call_id: str | None = None
+    source: str  # who made the correction: `user`, or `code` for the app's own code
+    message: JSON  # the assistant message that would have been right, as OpenAI JSON
+    call_id: str | None = None  # the call whose answer is corrected; `None` means the run's last call
     comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route: where the app's calls go. Each app reads it from the store twice a second by default.
+    """The route: where the app's calls go. Each app reads it from the store twice a second by default."""
 
-    Attributes:
-        mode: the mode for all apps; `None` if each app uses the mode of its own settings.
-        canary_percent: share of sessions that a policy answers in mode `canary`; `None` if each app uses the share of
-            its own settings.
-        champion: name of the policy that serves; `None` if none does.
-        base_url: OpenAI-compatible address of the engine, ending in `/v1`.
-        key_file: file with the engine's API key; `None` for an engine on this machine that needs no key.
-        engine_since: when the engine announced itself. If this time changes, another engine is running, even at the
-            same address.
-        challenger: name of the policy under test; `None` if no test is running.
-        challenger_state: `shadow`: the policy under test gets copies of calls in the background. `canary`: it answers a
-            share of the sessions.
-        challenger_percent: that share of all sessions, 0..100; `None` in `shadow`.
-        challenger_since: when the policy under test came into this state.
-    """
-
-    mode: Mode | None = None
-    champion: str | None = None
-    base_url: str | None = None
+    mode: Mode | None = None  # the mode for all apps; `None` if each app uses the mode of its own settings
+    champion: str | None = None  # name of the policy that serves; `None` if none does
+    base_url: str | None = None  # OpenAI-compatible address of the engine, ending in `/v1`
+    # File with the engine's API key; `None` for an engine on this machine that needs no key.
     key_file: str | None = None
+    # Share of sessions that a policy answers in mode `canary`; `None` if each app uses the share of its own settings.
     canary_percent: float | None = None
+    # When the engine announced itself. If this time changes, another engine is running, even at the same address.
     engine_since: float | None = None
-    challenger: str | None = None
+    challenger: str | None = None  # name of the policy under test; `None` if no test is running
+    # `shadow`: the policy under test gets copies of calls in the background. `canary`: it answers a share of the
+    # sessions.
     challenger_state: Literal["shadow", "canary"] | None = None
-    challenger_percent: float | None = None
-    challenger_since: float | None = None
+    challenger_percent: float | None = None  # that share of all sessions, 0..100; `None` in `shadow`
+    challenger_since: float | None = None  # when the policy under test came into this state
 
     @property
     def serves(self) -> bool:

@@ -8,85 +8,58 @@ from art_patch.types.app_records import JSON, UPSTREAM, Api, CallStatus, Correct
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to a call, which has several if the request sets `n`.
+    """One answer to a call, which has several if the request sets `n`."""
 
-    Attributes:
-        index: number of the answer among the call's answers, as the server gave it.
-        message: the assistant message as OpenAI JSON (`role`, `content`, `tool_calls`).
-        finish_reason: `stop`, `length`, `tool_calls` or another reason; `None` if the stream was cut.
-        token_ids: ids of the sampled tokens in order, including the stop token; `None` if the server returned none.
-        logprobs: natural log-probability of each sampled id at the sampling temperature, same length as `token_ids`.
-    """
-
-    index: int
-    message: JSON
-    finish_reason: str | None = None
+    index: int  # number of the answer among the call's answers, as the server gave it
+    message: JSON  # the assistant message as OpenAI JSON (`role`, `content`, `tool_calls`)
+    finish_reason: str | None = None  # `stop`, `length`, `tool_calls` or another reason; `None` if the stream was cut
+    # Ids of the sampled tokens in order, including the stop token; `None` if the server returned none.
     token_ids: tuple[int, ...] | None = None
+    # Natural log-probability of each sampled id at the sampling temperature, same length as `token_ids`.
     logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a model by the app, with the request and all answers.
-
-    Attributes:
-        span_id: id of the innermost span that was open when the call started.
-        started_at: when the request was sent.
-        duration_ms: time until the last byte reached the caller.
-        ttft_ms: time until the first streamed chunk; `None` if the call did not stream.
-        policy: `NAME@STEP` of the policy that answered; `None` for upstream.
-        messages: the prompt, as OpenAI JSON.
-        tools: the tools that were offered, as OpenAI JSON.
-        params: allow-listed sampling parameters (`temperature`, `top_p`, `max_tokens`, `n`, `seed`, `stop`, ...).
-        prompt_token_ids: exact prompt ids; `None` if the server did not return them.
-        prompt_tokens: number of prompt tokens in `usage`; 0 if unknown.
-        completion_tokens: number of tokens of all choices in `usage`; 0 if unknown.
-        status: `ok`, `error` (no answer), `cancelled` (task cancelled), `abandoned` (stream not read to its end).
-        error: class name and message of the failure, with secrets removed.
-        fallback: why upstream answered a call that was meant for a policy; `None` if there was no fallback. The text
-            begins with `NAME@STEP: ` if the call was meant for the policy under test, and with no name if it was meant
-            for the champion.
-        untrainable: why the call cannot be trained on; `None` if it can.
-        api: the API of the SDK that the app called. Whichever it is, messages and choices are stored in the format of
-            chat completions.
-        shadow_of: id of the app's call that this one repeats or copies in the background; `None` for the app's calls.
-    """
+    """One call of a model by the app, with the request and all answers."""
 
     id: str
     trajectory_id: str
-    started_at: float
+    started_at: float  # when the request was sent
     requested_model: str
-    messages: tuple[JSON, ...]
+    messages: tuple[JSON, ...]  # the prompt, as OpenAI JSON
     choices: tuple[Choice, ...] = ()
-    tools: tuple[JSON, ...] = ()
+    tools: tuple[JSON, ...] = ()  # the tools that were offered, as OpenAI JSON
+    # Allow-listed sampling parameters (`temperature`, `top_p`, `max_tokens`, `n`, `seed`, `stop`, ...).
     params: JSON = field(default_factory=dict[str, Any])
-    span_id: str | None = None
-    duration_ms: float = 0.0
-    ttft_ms: float | None = None
-    policy: str | None = UPSTREAM
-    prompt_token_ids: tuple[int, ...] | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    span_id: str | None = None  # id of the innermost span that was open when the call started
+    duration_ms: float = 0.0  # time until the last byte reached the caller
+    ttft_ms: float | None = None  # time until the first streamed chunk; `None` if the call did not stream
+    policy: str | None = UPSTREAM  # `NAME@STEP` of the policy that answered; `None` for upstream
+    prompt_token_ids: tuple[int, ...] | None = None  # exact prompt ids; `None` if the server did not return them
+    prompt_tokens: int = 0  # number of prompt tokens in `usage`; 0 if unknown
+    completion_tokens: int = 0  # number of tokens of all choices in `usage`; 0 if unknown
+    # `ok`, `error` (no answer), `cancelled` (task cancelled), `abandoned` (stream not read to its end).
     status: CallStatus = "ok"
-    error: str | None = None
+    error: str | None = None  # class name and message of the failure, with secrets removed
+    # Why upstream answered a call that was meant for a policy; `None` if there was no fallback. The text begins with
+    # `NAME@STEP: ` if the call was meant for the policy under test, and with no name if it was meant for the champion.
     fallback: str | None = None
-    untrainable: str | None = None
+    untrainable: str | None = None  # why the call cannot be trained on; `None` if it can
+    # The API of the SDK that the app called. Whichever it is, messages and choices are stored in the format of chat
+    # completions.
     api: Api = "chat"
+    # Id of the app's call that this one repeats or copies in the background; `None` for the app's calls.
     shadow_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AppReport:
-    """The state of the patch in one app process, which the process writes from time to time for `art-patch status`.
+    """The state of the patch in one app process, which the process writes from time to time for `art-patch status`."""
 
-    Attributes:
-        id: `HOST:PID`, the host's name and the process id.
-        facts: the result of `art_patch.status()` in the process.
-    """
-
-    id: str
+    id: str  # `HOST:PID`, the host's name and the process id
     at: float
-    facts: JSON
+    facts: JSON  # the result of `art_patch.status()` in the process
 
 
 Record = Call | TrajectoryInfo | SpanInfo | Score | Correction | AppReport

@@ -38,95 +38,65 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Siblings: trajectories of one scenario that are scored in comparison with each other and trained on together.
-
-    Attributes:
-        how: how the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
-            `resampled`; `single` is one held-out run, which only the gate uses.
-        held_out: whether the scenario is kept for the gate and never trained on.
-        followed: only for `resampled`, whose siblings are new answers to one turn of a run: the messages that came
-            after that turn in the run.
-    """
+    """Siblings: trajectories of one scenario that are scored in comparison with each other and trained on together."""
 
     id: str
     scenario_key: str
+    # How the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
+    # `resampled`; `single` is one held-out run, which only the gate uses.
     how: str
     trajectories: tuple[Trajectory, ...]
-    held_out: bool = False
+    held_out: bool = False  # whether the scenario is kept for the gate and never trained on
+    # Only for `resampled`, whose siblings are new answers to one turn of a run: the messages that came after that turn
+    # in the run.
     followed: tuple[JSON, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The record that a judge has scored one group: its cost, and whether it succeeded. Scores are `Score` records.
+    """The record that a judge has scored one group: its cost, and whether it succeeded. Scores are `Score` records."""
 
-    Attributes:
-        id: unique id; a judgement whose id is in the store already is not written again.
-        judge: name of the judge's model.
-        rubric: version of the rubric.
-        purpose: `score` for training, `gate` for a candidate's test, or another purpose.
-        state: `ok` if every sibling has a score, `failed` if none has.
-        calls: number of requests, with retries and requests to repair an answer.
-        prompt_tokens: as the judge's server counted them, like `completion_tokens`.
-        cost_usd: cost of all requests; `None` if the price of one is unknown.
-        facts: further findings, such as the order of the siblings and the parts that the group was split into.
-    """
-
-    id: str
+    id: str  # unique id; a judgement whose id is in the store already is not written again
     group_id: str
     at: float
-    judge: str
-    rubric: str
-    purpose: str
-    state: Literal["ok", "failed"]
+    judge: str  # name of the judge's model
+    rubric: str  # version of the rubric
+    purpose: str  # `score` for training, `gate` for a candidate's test, or another purpose
+    state: Literal["ok", "failed"]  # `ok` if every sibling has a score, `failed` if none has
     reason: str | None = None
-    calls: int = 0
-    prompt_tokens: int = 0
+    calls: int = 0  # number of requests, with retries and requests to repair an answer
+    prompt_tokens: int = 0  # as the judge's server counted them, like `completion_tokens`
     completion_tokens: int = 0
-    cost_usd: float | None = None
+    cost_usd: float | None = None  # cost of all requests; `None` if the price of one is unknown
+    # Further findings, such as the order of the siblings and the parts that the group was split into.
     facts: JSON = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRow:
-    """One recorded answer that a policy was trained on as part of a group, with its advantage and weight.
-
-    Attributes:
-        choice: `Choice.index` of the answer.
-        advantage: how much better the run's reward is than its group's; an answer with 0 does not change the policy.
-        weight: factor of the answer's loss; 1 unless the update gives its answers different weights.
-    """
+    """One recorded answer that a policy was trained on as part of a group, with its advantage and weight."""
 
     call_id: str
-    choice: int
+    choice: int  # `Choice.index` of the answer
     trajectory_id: str
     group_id: str
+    # How much better the run's reward is than its group's; an answer with 0 does not change the policy.
     advantage: float
-    weight: float = 1.0
+    weight: float = 1.0  # factor of the answer's loss; 1 unless the update gives its answers different weights
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A base model with a LoRA adapter after some number of updates. Its weights never change, only its state does.
+    """A base model with a LoRA adapter after some number of updates. Its weights never change, only its state does."""
 
-    Attributes:
-        name: `NAME@STEP`, under which it is served; no other policy ever gets this name.
-        base: model directory or hub id of the base.
-        base_sha256: fingerprint of the base (`policies.base_fingerprint`).
-        state: `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`MOVES`).
-        path: adapter directory; `None` for step 0, which is the base model alone.
-        parent: name of the policy that the update started from.
-        metrics: numbers of its training, its gate and its canary test.
-    """
-
-    name: str
-    base: str
-    base_sha256: str
-    state: PolicyState
+    name: str  # `NAME@STEP`, under which it is served; no other policy ever gets this name
+    base: str  # model directory or hub id of the base
+    base_sha256: str  # fingerprint of the base (`policies.base_fingerprint`)
+    state: PolicyState  # `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`MOVES`)
     created_at: float
-    path: str | None = None
-    parent: str | None = None
-    metrics: JSON = field(default_factory=dict[str, Any])
+    path: str | None = None  # adapter directory; `None` for step 0, which is the base model alone
+    parent: str | None = None  # name of the policy that the update started from
+    metrics: JSON = field(default_factory=dict[str, Any])  # numbers of its training, its gate and its canary test
 
     @property
     def model(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import art_patch as art
-from art_patch._lib.gc_pause import uncollected
+from art_patch._lib.lazy import uncollected
 from art_patch.patching import control
 
 
@@ -82,7 +82,7 @@ def test_no_full_collection_in_the_first_patch(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_child_that_is_forked_meanwhile_collects():
     script = (
-        "import gc, os\nfrom art_patch._lib.gc_pause import uncollected\n"
+        "import gc, os\nfrom art_patch._lib.lazy import uncollected\n"
         "with uncollected():\n    child = os.fork()\n    if child == 0: os._exit(gc.isenabled())\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gc.isenabled())"
     )

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.insights import Report, make_report
-from art_patch.insights.costs import Money, count_money
 from art_patch.insights.switch_advice import (
     Comparison,
+    Money,
     Side,
     compare_judged,
     compare_rewards,
+    count_money,
     difference_interval,
     quantile,
 )

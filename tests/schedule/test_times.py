@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
 from art_patch.schedule import parse_schedule
-from art_patch.schedule.times import Schedule
+from art_patch.schedule.recipes import Schedule
 
 BEGIN = datetime(2026, 11, 22, 12, 34, 56)
 EVERY = [

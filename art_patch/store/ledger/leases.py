@@ -26,20 +26,14 @@ from art_patch.store.schema import tables
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as it was when it was read.
-
-    Attributes:
-        token: grows by one each time the lease changes hands; 0 before the first owner.
-        beat: grows by one each time the owner renews the lease; 0 when it is taken.
-        owner: the process that has the lease; `None` if it is free.
-        renewed_at: when it was taken or renewed, by the owner's clock. It is only shown to people, because the clocks
-            of two machines may differ.
-    """
+    """A lease as it was when it was read."""
 
     name: str
-    token: int = 0
-    beat: int = 0
-    owner: Owner | None = None
+    token: int = 0  # grows by one each time the lease changes hands; 0 before the first owner
+    beat: int = 0  # grows by one each time the owner renews the lease; 0 when it is taken
+    owner: Owner | None = None  # the process that has the lease; `None` if it is free
+    # When it was taken or renewed, by the owner's clock. It is only shown to people, because the clocks of two machines
+    # may differ.
     renewed_at: float | None = None
 
 

@@ -26,21 +26,14 @@ _OF_GROUP = ("id", "scenario_key", "how", "held_out", "state", "created_at", "re
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The record of an export: a file, or an upload to a tracker, with data of the store.
-
-    Attributes:
-        at: when the export began, seconds since the epoch.
-        who: name of the person or job that exported.
-        path: absolute path, or `-` for stdout.
-        trajectories: number of trajectories with data in the file.
-    """
+    """The record of an export: a file, or an upload to a tracker, with data of the store."""
 
     id: str
-    at: float
-    who: str
-    path: str
+    at: float  # when the export began, seconds since the epoch
+    who: str  # name of the person or job that exported
+    path: str  # absolute path, or `-` for stdout
     format: str
-    trajectories: int
+    trajectories: int  # number of trajectories with data in the file
 
 
 class ExportNote:
@@ -181,17 +174,11 @@ class Transfers(Part):
 
 @dataclass(frozen=True, slots=True)
 class SentItem:
-    """The record that a tracker has an item: a span, a score or a policy's metrics.
+    """The record that a tracker has an item: a span, a score or a policy's metrics."""
 
-    Attributes:
-        item: key of the item, unique at the tracker.
-        digest: hash of the data that was sent. If the hash of the present data differs, the item must be sent again.
-        trajectory_id: id of the run that the item belongs to; `None` for a policy's metrics.
-    """
-
-    item: str
-    digest: str
-    trajectory_id: str | None = None
+    item: str  # key of the item, unique at the tracker
+    digest: str  # hash of the data that was sent. If the hash of the present data differs, the item must be sent again
+    trajectory_id: str | None = None  # id of the run that the item belongs to; `None` for a policy's metrics
 
 
 class Sent(Part):

@@ -31,54 +31,34 @@ Cursor = tuple[float | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions on trajectories. A trajectory matches if it meets all of them; a field that is `None` is no condition.
-
-    Attributes:
-        scenario: the scenario's key, as the app gave it or as grouping assigned it.
-        group: the group's id, or the key that the app gave to `group()`.
-        origin: the trajectory's origin, as in `TrajectoryInfo`; `None` leaves copies out unless `shadows` is set.
-        policy: the policy (`NAME@STEP`, or `upstream`) that answered at least one of the calls.
-        since: the last call ended at or after this time, seconds since the epoch.
-        until: the last call ended before this time.
-        min_reward: the trajectory has a reward, and it is at least this.
-        max_reward: the trajectory has a reward, and it is at most this.
-        status: `error` selects trajectories whose block or one of whose calls failed, `ok` all others.
-        trainable: `True` selects trajectories with at least one call that can be trained on, `False` all others.
-        shadows: whether copies that the app never saw are included.
-    """
+    """Conditions on trajectories, all of which a trajectory must meet. A field that is `None` is no condition."""
 
     user: str | None = None
     session: str | None = None
-    scenario: str | None = None
-    group: str | None = None
+    scenario: str | None = None  # the scenario's key, as the app gave it or as grouping assigned it
+    group: str | None = None  # the group's id, or the key that the app gave to `group()`
     tag: str | None = None
     name: str | None = None
+    # The trajectory's origin, as in `TrajectoryInfo`; `None` leaves copies out unless `shadows` is set.
     origin: str | None = None
-    policy: str | None = None
-    since: float | None = None
-    until: float | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    status: str | None = None
+    policy: str | None = None  # the policy (`NAME@STEP`, or `upstream`) that answered at least one of the calls
+    since: float | None = None  # the last call ended at or after this time, seconds since the epoch
+    until: float | None = None  # the last call ended before this time
+    min_reward: float | None = None  # the trajectory has a reward, and it is at least this
+    max_reward: float | None = None  # the trajectory has a reward, and it is at most this
+    status: str | None = None  # `error` selects trajectories whose block or one of whose calls failed, `ok` all others
+    # `True` selects trajectories with at least one call that can be trained on, `False` all others.
     trainable: bool | None = None
-    shadows: bool = False
+    shadows: bool = False  # whether copies that the app never saw are included
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A trajectory as one line of a list, without its messages. Fields that are not listed are as in `TrajectoryInfo`.
-
-    Attributes:
-        last_call_at: end of the last call, seconds since the epoch; `None` without calls.
-        failed_calls: number of calls without a complete answer.
-        policies: names of the policies that answered the calls; `upstream` stands for the provider.
-        reward: the reward that training uses; `None` if neither the app, a user nor the judge gave one.
-        opening: first words of the user; empty unless `Browser.summaries` was called with `openings`.
-    """
+    """A trajectory as one line of a list, without its messages; fields without a comment are as in `TrajectoryInfo`."""
 
     id: str
     started_at: float
-    last_call_at: float | None
+    last_call_at: float | None  # end of the last call, seconds since the epoch; `None` without calls
     origin: str
     name: str | None
     user_id: str | None
@@ -88,14 +68,15 @@ class Summary:
     tags: tuple[str, ...]
     error: str | None
     calls: int = 0
-    failed_calls: int = 0
+    failed_calls: int = 0  # number of calls without a complete answer
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    policies: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()  # names of the policies that answered the calls; `upstream` stands for the provider
     trainable_calls: int = 0
+    # The reward that training uses; `None` if neither the app, a user nor the judge gave one.
     reward: float | None = None
     scores: int = 0
-    opening: str = ""
+    opening: str = ""  # first words of the user; empty unless `Browser.summaries` was called with `openings`
 
     @property
     def status(self) -> str:

@@ -44,22 +44,14 @@ class GroupStats:
     """Numbers of groups and of grouped runs.
 
     A group that only holds the run whose copies are siblings in other groups is not counted as a group.
-
-    Attributes:
-        states: number of groups by state.
-        held_out: number of groups that are kept for the gate.
-        ways: number of groups by the way in which their siblings were found (`Group.how`).
-        sizes: number of groups by number of siblings.
-        runs: number of the app's own runs that are in a group, or whose copies are, by `Group.how`.
-        all_runs: number of all runs of the app, with or without a group.
     """
 
-    states: Mapping[str, int]
-    held_out: int
-    ways: Mapping[str, int]
-    sizes: Mapping[int, int]
-    runs: Mapping[str, int]
-    all_runs: int
+    states: Mapping[str, int]  # number of groups by state
+    held_out: int  # number of groups that are kept for the gate
+    ways: Mapping[str, int]  # number of groups by the way in which their siblings were found (`Group.how`)
+    sizes: Mapping[int, int]  # number of groups by number of siblings
+    runs: Mapping[str, int]  # number of the app's own runs that are in a group, or whose copies are, by `Group.how`
+    all_runs: int  # number of all runs of the app, with or without a group
 
 
 class Reports(Part):
