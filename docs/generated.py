@@ -1,4 +1,4 @@
-"""The reference pages that are made from the code: command line, settings, errors, Python API, tables.
+"""The reference pages that are made from the code: command line, settings, errors, Python API.
 
 `pages()` returns each page's Markdown by its path below `docs/pages`. Nothing is written to the repository, so no
 copy can become outdated. `python docs/generated.py` prints the pages.
@@ -16,7 +16,6 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parents[1]
-REPOSITORY_LINK = "../../../"  # from docs/pages/reference
 
 
 def pages() -> dict[str, str]:
@@ -256,18 +255,11 @@ def _docstring(text: str) -> str:
     return "\n".join(lines).replace("::\n", ":\n").replace("<", "&lt;")
 
 
-def tables() -> str:
-    """Return the store's README, which describes the tables."""
-    text = (ROOT / "art_patch/store/README.md").read_text()
-    return re.sub(r"(?<=\]\()(?!http|#)", f"{REPOSITORY_LINK}art_patch/store/", text)
-
-
 MAKERS: dict[str, Callable[[], str]] = {
     "cli": command_line,
     "settings": settings,
     "errors": error_codes,
     "python-api": python_api,
-    "tables": tables,
 }
 
 if __name__ == "__main__":

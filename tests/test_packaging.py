@@ -35,7 +35,6 @@ def test_the_wheel_holds_what_a_user_needs(built: Path):
         "art_patch/autostart/on_path/sitecustomize.py",
         "art_patch/feedback/page/page.html",
         "art_patch/schedule/templates/retrain.service",
-        "art_patch/store/README.md",
         "art_patch/store/schema/migrations/versions/0001_first_schema.py",
         "art_patch_integrations/__init__.py",
         "art_patch_integrations/py.typed",

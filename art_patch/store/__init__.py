@@ -2,7 +2,7 @@
 
 `open_store(url)` gives a `Store`. The app's writer thread calls `write`. The job reads trajectories, stores groups and
 scores, and changes the states of policies. `art-patch serve` writes the route, which tells the apps where to send
-calls. README.md beside this file describes the tables and gives the reasons for design decisions.
+calls. docs/pages/reference/tables.md describes the tables and gives the reasons for design decisions.
 
 Importing the package does not import SQLAlchemy, so that `patch()` reads the route without its delay of half a second.
 """

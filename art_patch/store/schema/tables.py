@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy Core metadata: the only list of their columns. ../README.md says what each is for.
+"""The tables, as SQLAlchemy Core metadata: the only list of their columns. The documentation says what each is for.
 
 A new store is made from this metadata. A store of an earlier release is migrated (`migrations/`), and a test checks
 that both have the same tables. A column is NOT NULL unless it says `null`. Times are seconds since the epoch. Ids are
