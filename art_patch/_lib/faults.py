@@ -71,5 +71,4 @@ def is_fault(error: BaseException) -> bool:
     return bool(getattr(error, "art_patch_fault", False))
 
 
-faults = Faults()
-"""The one instance that counts the faults of this process."""
+faults = Faults()  # the one instance that counts the faults of this process

@@ -25,8 +25,7 @@ from typing import Protocol
 
 from art_patch._lib.os_threads import Flag, RLock, get_ident
 
-FORK_DEADLINE_S = 2.0
-"""How long a fork may wait for a database that makes no progress."""
+FORK_DEADLINE_S = 2.0  # how long a fork may wait for a database that makes no progress
 
 IMPORT_DEADLINE_S = 30.0
 """How long a fork may wait for an import, or for all tables or migrations of a store. An import takes half a second, a

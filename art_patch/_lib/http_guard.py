@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from art_patch._lib.asgi import Caller, Gone
 from art_patch._lib.http_server import is_loopback
 
-MAX_BODY_BYTES = 16 << 20
-"""Largest request body that a server reads into memory, unless it is told otherwise."""
+MAX_BODY_BYTES = 16 << 20  # largest request body that a server reads into memory, unless it is told otherwise
 
 _AT_ONCE = 2  # this many of the largest bodies may be in memory at once
 # A parsed list takes 20 times the bytes of its JSON, `[[],[],...]`. Text of this length rarely holds as many commas.

@@ -14,8 +14,7 @@ def new_id(at: float | None = None) -> str:
     return _uuid7_at(round(max(at, 0.0) * 1e6) * 1_000).hex
 
 
-MOST_REPLAYS = 16
-"""Number of re-runs that the job may make of one trajectory to get siblings, in all cycles together."""
+MOST_REPLAYS = 16  # number of re-runs that the job may make of one trajectory to get siblings, in all cycles together
 
 
 def replay_id(of: str, number: int) -> str:

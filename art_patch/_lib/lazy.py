@@ -51,9 +51,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def lazily() -> Callable[[str], Any]:
-    """Return a `__getattr__` for the `__init__` that calls this.
+    """Return a `__getattr__` for the module that calls this, mostly a folder's `__init__`.
 
-    Its names and their modules are those of the `__init__`'s own import statements. These stand under
+    Its names and their modules are those of the module's own import statements. These stand under
     `if TYPE_CHECKING:`, where type checkers and editors read them, and Python compiles but never executes them.
     """
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] - `inspect` would cost the app milliseconds

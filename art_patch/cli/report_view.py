@@ -17,8 +17,7 @@ from art_patch.insights import Report
 _COLOURS = {"switch": "green", "do not switch": "red", "not enough data": "yellow"}
 _NAMES = {"reward": "by your rewards", "judged": "by the judge"}
 
-Rows = list[list[str]]
-"""A header row and the rows below it. The first cell of each row is its name."""
+Rows = list[list[str]]  # a header row and the rows below it. The first cell of each row is its name
 
 
 def as_facts(report: Report) -> dict[str, Any]:

@@ -22,8 +22,7 @@ _BACK = "restart `art-patch serve`; if that does not mend it, go back: `art-patc
 _ASK = "see what `art-patch serve` says; calls go upstream meanwhile"
 
 
-Connect = Callable[[str, str | None], "serving.EngineClient"]
-"""Address, name of a key file -> a client of the engine."""
+Connect = Callable[[str, str | None], "serving.EngineClient"]  # address, name of a key file -> a client of the engine
 
 
 def mode(own: str, source: str, route: Route) -> Finding:

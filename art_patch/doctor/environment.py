@@ -18,8 +18,7 @@ from art_patch.patching import BYPASSES
 from art_patch.settings import PREFIX, Settings
 from art_patch.store import without_password
 
-Installed = Callable[[str], str | None]
-"""Name of a distribution -> its version; `None` if it is not installed."""
+Installed = Callable[[str], str | None]  # name of a distribution -> its version; `None` if it is not installed
 
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpx-aiohttp")
 _PATCHERS = (

@@ -31,8 +31,7 @@ _LOOK = """
 LAST_CALL = "SELECT max(started_at) FROM calls WHERE project_id = (SELECT id FROM projects WHERE name = {mark})"
 _NAMES = "SELECT name FROM projects WHERE name IS NOT NULL ORDER BY id"
 
-Mount = tuple[str, str]
-"""Mount point, type of the filesystem."""
+Mount = tuple[str, str]  # mount point, type of the filesystem
 
 
 def read_mounts() -> list[Mount]:

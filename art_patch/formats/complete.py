@@ -21,8 +21,7 @@ from pydantic_core import PydanticCustomError
 from art_patch.errors import MalformedFile
 from art_patch.types import JSON, REPLAY, Call, Choice, Correction, Record, Score, SpanInfo, Trajectory, TrajectoryInfo
 
-FORMAT = "art_patch.trajectory/1"
-"""Name and version. A reader refuses a version that it does not know."""
+FORMAT = "art_patch.trajectory/1"  # name and version. A reader refuses a version that it does not know
 
 IMPORTED: Final = "imported"
 """Value of `TrajectoryInfo.origin` and `Call.untrainable` in trajectories that were not recorded here."""

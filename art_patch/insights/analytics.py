@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from art_patch.trackers import Episode
 
-MOST_ERRORS = 20
-"""Number of error patterns that are returned."""
+MOST_ERRORS = 20  # number of error patterns that are returned
 
 _LONGEST = 160  # characters of a pattern
 # Quoted words; words of 8 or more characters with at least 3 digits, such as ids; numbers.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from art_patch._lib.forking import late_import
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Database, Trouble
 from art_patch.store.backends.urls import is_postgres, missing_driver
@@ -21,44 +22,23 @@ if TYPE_CHECKING:
     from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.usage import Reports
-
-_PARTS = {
-    "read": "queries.read.Reader",
-    "browse": "queries.browse.Browser",
-    "evidence": "queries.evidence.Evidence",
-    "reports": "queries.usage.Reports",
-    "ledger": "ledger.ledger.Ledger",
-    "leases": "ledger.leases.Leases",
-    "transfers": "ledger.transfers.Transfers",
-    "sent": "ledger.transfers.Sent",
-    "rights": "erasure.rights.Rights",
-    "maintain": "maintain.Maintenance",
-}
+else:
+    __getattr__ = lazily()
 
 
 class Store:
     """An open store. `write` adds a batch of records; the other operations are grouped into parts, such as `ledger`."""
 
-    read: Reader
-    """Queries that return trajectories, groups and counts, for the job and the command line."""
-    browse: Browser
-    """Queries for lists of trajectories that a person reads, with filters and pages."""
-    evidence: Evidence
-    """Queries for the calls and scores of a shadow or canary test, and for what users said about runs."""
-    reports: Reports
-    """Counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`."""
-    ledger: Ledger
-    """Reads and changes groups, policies and the route: the decisions of the job and the operator."""
-    leases: Leases
-    """Locks over all machines, so that for example only one process runs a cycle."""
-    transfers: Transfers
-    """Records which data was exported to a file or a tracker, and which was imported."""
-    sent: Sent
-    """Records which items a tracker has already, so that an upload sends only new and changed ones."""
-    rights: Rights
-    """Erases a person's data, and deletes old trajectories (retention)."""
-    maintain: Maintenance
-    """Reports the sizes of the database, rewrites it without free space, and makes backups."""
+    read: Reader  # queries that return trajectories, groups and counts, for the job and the command line
+    browse: Browser  # queries for lists of trajectories that a person reads, with filters and pages
+    evidence: Evidence  # queries for the calls and scores of a shadow or canary test, and what users said about runs
+    reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
+    ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
+    leases: Leases  # locks over all machines, so that for example only one process runs a cycle
+    transfers: Transfers  # records which data was exported to a file or a tracker, and which was imported
+    sent: Sent  # records which items a tracker has already, so that an upload sends only new and changed ones
+    rights: Rights  # erases a person's data, and deletes old trajectories (retention)
+    maintain: Maintenance  # reports the sizes of the database, rewrites it without free space, and makes backups
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -68,11 +48,10 @@ class Store:
 
         def __getattr__(self, name: str) -> Any:
             """Make a part of the store when it is first used."""
-            if name not in _PARTS:
+            if name not in Store.__annotations__:
                 raise AttributeError(f"a store has no {name!r}")
-            module, _, part = _PARTS[name].rpartition(".")
             # An app that only writes must not pay for the queries of the job.
-            found = getattr(import_module(f"art_patch.store.{module}"), part)(self._database)
+            found = __getattr__(Store.__annotations__[name])(self._database)
             setattr(self, name, found)  # so that Python finds it by itself next time
             return found
 

@@ -178,8 +178,7 @@ EPISODE_COLUMNS = (
     "trajectory", "name", "started", "duration_s", "policies", "calls", "prompt_tokens", "completion_tokens",
     "tool_calls", "reward", "failed", "error", "task", "session", "user", "tags",
 )  # fmt: skip
-CONTENT_COLUMNS = ("input", "output")
-"""Messages of the last call, in the form of OpenTelemetry's GenAI conventions."""
+CONTENT_COLUMNS = ("input", "output")  # messages of the last call, in the form of OpenTelemetry's GenAI conventions
 
 ACTION_COLUMNS = ("tool", "times", "share", "runs", "results", "failed_results", "success_share", "mean_reward")
 """Results are spans of the kind `tool`, which a framework or the app reported. The mean reward is that of the runs that

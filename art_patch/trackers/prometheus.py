@@ -35,8 +35,7 @@ _APP = {
     "shadowed": "Calls of the process that were asked in the background, too.",
 }
 
-Samples = Sequence[tuple[Mapping[str, str], float]]
-"""Labels and value of each sample of a metric."""
+Samples = Sequence[tuple[Mapping[str, str], float]]  # labels and value of each sample of a metric
 
 
 def exposition(facts: JSON, *, version: str) -> str:

@@ -29,8 +29,7 @@ from art_patch.trackers import episodes as records
 from art_patch.trackers.episodes import Cell, Episode, Item, TrainingStep
 from art_patch.types import JSON, Policy
 
-MOST_ROWS = 200_000
-"""Limit of W&B for one table; the newest runs are kept."""
+MOST_ROWS = 200_000  # limit of W&B for one table; the newest runs are kept
 
 _FINISH_S = 600.0  # W&B sends in the background; if its queue is not empty after this time, the export fails
 _Job: TypeAlias = Literal["policies", "update", "episodes"]

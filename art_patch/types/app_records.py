@@ -26,8 +26,7 @@ Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "messages", "responses"]
 PolicyState = Literal["candidate", "shadow", "canary", "champion", "retired", "rejected"]
 
-UPSTREAM = None
-"""`Call.policy` of an answer that came from the provider the app was written for."""
+UPSTREAM = None  # `Call.policy` of an answer that came from the provider the app was written for
 
 ENGINE_FULL = "the engine is full"
 """`Call.fallback` of a call that the engine had no room for. It tells nothing about the policy that was to answer."""

@@ -119,8 +119,7 @@ MOVES: dict[PolicyState | None, tuple[PolicyState, ...]] = {
     "rejected": (),
 }
 
-CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")
-"""States of a policy that is tested on the app's traffic."""
+CHALLENGERS: tuple[PolicyState, ...] = ("shadow", "canary")  # states of a policy that is tested on the app's traffic
 
 
 def check_move(policy: str, before: PolicyState | None, after: PolicyState) -> None:
