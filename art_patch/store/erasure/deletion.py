@@ -68,12 +68,7 @@ _DELETE_SOME = {
 
 
 class Deletion:
-    """A deletion of trajectories in progress, with the number of rows that it has deleted so far.
-
-    Attributes:
-        groups: ids of the groups that lost a member.
-        dead: ids of those groups that waited for training and have fewer than two members left.
-    """
+    """A deletion of trajectories in progress, with the number of rows that it has deleted so far."""
 
     def __init__(self, database: Database, reason: str, progress: Progress | None, total: int) -> None:
         """Begin with nothing deleted. Groups that die get `reason`; `total` is only for the progress."""
@@ -82,8 +77,8 @@ class Deletion:
         self._progress = progress
         self._total = total
         self._counts: Counter[str] = Counter()
-        self.groups: set[str] = set()
-        self.dead: set[str] = set()
+        self.groups: set[str] = set()  # ids of the groups that lost a member
+        self.dead: set[str] = set()  # of those, the ones that waited for training and have fewer than two members left
 
     def metrics(self) -> dict[str, Any]:
         """Return the number of rows deleted so far by kind, such as `calls` and `scores`."""
