@@ -132,7 +132,7 @@ class AppSettings:
 
 
 SINCE = Option("Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
-_AGES_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +189,16 @@ def conditions(chosen: store.Filter) -> dict[str, Any]:
     return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
 
 
+def duration_s(text: str) -> float | None:
+    """Return a duration such as `90d`, `12h`, `30min` or `45s` in seconds; `None` if the text is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+    return float(found[1]) * _UNITS_S[found[2]] if found and found[2] in _UNITS_S else None
+
+
 def moment(text: str, option: str, now: float) -> float:
     """Return a date, time or age such as `7d` in seconds since the epoch; a date without a zone is in local time."""
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip()):
-        return now - float(found[1]) * _AGES_S[found[2]]
+    if (age_s := duration_s(text)) is not None:
+        return now - age_s
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     # A date may be valid and still lie beyond the range of the platform's clock.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from art_patch._lib.process import Child, peak_memory_mib
+from art_patch._lib.process import Child
 from art_patch.demo.shop import TOOLS
 from art_patch.errors import ArtPatchError, EngineError
 
@@ -58,14 +58,6 @@ class Process(Child):
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         """Start the process with `environment` added to this process's variables; its stderr is appended to `log`."""
         super().__init__(command, {**os.environ, **environment}, log=log, kernel_ends_it=True)
-
-    def peak_mib(self) -> float:
-        """Return the highest resident memory that the process has used so far, in MiB (Linux)."""
-        return peak_memory_mib(self.pid)
-
-    def __enter__(self) -> Self:
-        """Return the process object itself."""
-        return self
 
     def __exit__(self, *raised: object) -> None:
         """Stop the process."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from art_patch import gate, grouping, pipeline, rewards, serving, store
 from art_patch._lib.atomic_files import write_whole
+from art_patch._lib.process import peak_memory_mib
 from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
@@ -193,7 +194,7 @@ class _World:
                 map(_as_asked, sampled), done=lambda n: tell.progress("measure", n, len(sampled), "sampled")
             ))  # fmt: skip
             greedy = _successes(tasks, agent.ask({**_as_asked(task), "temperature": 0} for task in tasks))
-            peak_mib = agent.peak_mib()
+            peak_mib = peak_memory_mib(agent.pid)
         return {
             "cycle": number,
             "policy": champion.name,
@@ -240,17 +241,16 @@ class _World:
     def _wait_until_recorded(self) -> None:
         """Wait for the recorder's last batch, and until the last conversation has settled."""
         deadline = time.monotonic() + 10.0
-        while self.recorded() < self._asked:
+        while self._since("calls") < self._asked:
             if time.monotonic() > deadline:
-                raise ArtPatchError(f"{self._asked - self.recorded()} calls were not recorded; see {self.agent.log}")
+                raise ArtPatchError(
+                    f"{self._asked - self._since('calls')} calls were not recorded; see {self.agent.log}"
+                )
             time.sleep(0.05)
         time.sleep(CYCLE.settle_s)
 
-    def recorded(self) -> int:
-        """Return the number of calls recorded since the demo started."""
-        return self._since("calls")
-
     def _since(self, name: str) -> int:
+        """Return the number of calls, or of another kind of rows, recorded since the demo started."""
         return self.store.read.counts()[name] - self._before[name]
 
     def metrics(self, curve: Curve) -> dict[str, Any]:
@@ -265,12 +265,14 @@ class _World:
             "policy": last["policy"],
             "curve": [row["sampled"] for row in curve.rows],
             "greedy_curve": [row["greedy"] for row in curve.rows],
-            "calls": self.recorded(),
+            "calls": self._since("calls"),
             # Conversations that ended in an error count where they are more than the calls that failed or fell back.
             "failed_calls": max(self._since("calls_fell_back") + self._since("calls_not_ok"), self._errors),
             "cycles": len(curve.rows) - 1,
             "promotions": sum(row.get("outcome") == "promoted" for row in curve.rows),
-            "app_rss_added_mib": round(self.agent.peak_mib() - max(row["unpatched_peak_mib"] for row in curve.rows), 1),
+            "app_rss_added_mib": round(
+                peak_memory_mib(self.agent.pid) - max(row["unpatched_peak_mib"] for row in curve.rows), 1
+            ),
             "groups_by_way": dict(Counter(group.how for group in trained)),
             "tools_run_by_job": self._tools_run_by_job(trained),
         }

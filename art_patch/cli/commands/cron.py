@@ -20,6 +20,7 @@ import typer
 
 from art_patch import schedule as recipes
 from art_patch import store
+from art_patch._lib.atomic_files import write_whole
 from art_patch.cli import output
 from art_patch.cli.commands.retrain import retrain
 from art_patch.cli.options import Project, ProjectPlace
@@ -252,12 +253,6 @@ def write_units(directory: Path, units: Mapping[str, str]) -> list[str]:
 
 def write_new(path: Path, text: str) -> bool:
     """Write a new file that only its owner can read. If the file exists, return false and do not change it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        # Created with its mode: with a later chmod the keys would be readable for a moment.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    return True
+    is_new = not path.exists()
+    write_whole(path, text, replace=False)
+    return is_new

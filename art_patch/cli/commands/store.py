@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from contextlib import closing
@@ -16,14 +15,13 @@ import typer
 from art_patch import pipeline, store
 from art_patch.cli import output
 from art_patch.cli.commands.status import APPS_SEEN_S
-from art_patch.cli.options import ActingProject, Project
+from art_patch.cli.options import ActingProject, Project, duration_s
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
 from art_patch.types import CHALLENGERS, Policy
 
 _DAY_S = 86_400.0
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 * _DAY_S}
 
 
 @command
@@ -146,7 +144,9 @@ def prune(
     Without --older-than and --keep, the settings ART_PATCH_KEEP_DAYS and ART_PATCH_KEEP_TRAJECTORIES say what is
     deleted. `art-patch retrain` deletes by the same settings at the end of each cycle.
     """
-    age = None if older_than is None else seconds(older_than)
+    age = None if older_than is None else duration_s(older_than)
+    if older_than is not None and age is None:
+        raise ConfigError(f"{older_than!r} is no duration; write a number and s, min, h, d or w, like 90d")
     if age is None and keep is None:
         settings = project.settings()
         age = None if settings.keep_days is None else settings.keep_days * _DAY_S
@@ -169,14 +169,6 @@ def prune(
     dead = f"; {done.dead_groups} groups that waited for training are dead" if done.dead_groups else ""
     words = f"{verb} {done.trajectories} trajectories, {done.calls} calls{messages}{dead}"
     output.stdout().print(words if done.trajectories else "nothing is that old")
-
-
-def seconds(duration: str) -> float:
-    """Return a duration such as `90d`, `12h`, `30min` or `45s` in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", duration.strip().lower())
-    if match is None or match[2] not in _UNITS_S:
-        raise ConfigError(f"{duration!r} is no duration; write a number and s, min, h, d or w, like 90d")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _print_stats(metrics: dict[str, Any]) -> None:
