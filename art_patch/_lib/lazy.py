@@ -63,7 +63,7 @@ def lazily() -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if not home:
             home.update(_imports(code))
-        if not home.get(name, "").startswith("art_patch."):
+        if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with uncollected():
             value = getattr(import_module(home[name]), name)

@@ -11,17 +11,21 @@ import json
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch._lib.visible_text import one_line, visible
 from art_patch.errors import ArtPatchError, ConfigError
 
-# Rich is imported by the functions that draw: an answer in JSON, which scripts wait for, needs none of it.
+# Rich is imported when something is drawn: an answer in JSON, which scripts wait for, needs none of it.
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.markup import escape as escape
     from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
+else:
+    __getattr__ = lazily()  # other modules write `output.Text`
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

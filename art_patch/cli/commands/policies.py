@@ -289,20 +289,16 @@ def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
 
 
 def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
-    from rich.markup import escape
-
     if news or whole:
         name = f"[b]{report.challenger}[/] " if report.challenger else ""
         against = f" against {report.champion}" if report.state else ""
-        output.stdout().print(f"{name}{report.outcome}{against}: {escape(report.reason)}", soft_wrap=True)
+        output.stdout().print(f"{name}{report.outcome}{against}: {output.escape(report.reason)}", soft_wrap=True)
     if whole and report.metrics:
         _print_signals(report)
 
 
 def _print_signals(report: pipeline.WatchReport) -> None:
-    from rich.table import Table
-
-    table = Table("", f"{report.challenger}", f"{report.champion}", "compared", "", box=None, pad_edge=False)
+    table = output.Table("", f"{report.challenger}", f"{report.champion}", "compared", "", box=None, pad_edge=False)
     for name in ("calls", "sessions", "failed"):
         table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "")
     for name, signal in report.metrics["signals"].items():

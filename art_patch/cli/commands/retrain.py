@@ -151,19 +151,16 @@ def _what_is_missing(opened: store.Store) -> str | None:
 
 def say_cycle(report: dict[str, Any]) -> None:
     """Print a `CycleReport`, given as a dictionary: the outcome, any warning, and a line for each stage."""
-    from rich.markup import escape
-    from rich.text import Text
-
     console, metrics = output.stdout(), dict(report.get("metrics") or {})
-    colour = _COLOURS.get(report["outcome"], "dim")
-    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {escape(report['reason'])}")
+    colour, reason = _COLOURS.get(report["outcome"], "dim"), output.escape(report["reason"])
+    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {reason}")
     # A sentence of its own, because it says that recorded tokens and text do not agree.
     if odd := metrics.pop("round_trips", None):
         console.print(odd["first"], style="yellow", markup=False)
     for stage, values in metrics.items():
         # Long values are in the report on disk.
         shown = pipeline.metrics_line({key: value for key, value in values.items() if key not in pipeline.LONG})
-        console.print(Text.assemble("  ", (f"{stage:<6}", "dim"), " ", output.one_line(shown)))
+        console.print(output.Text.assemble("  ", (f"{stage:<6}", "dim"), " ", output.one_line(shown)))
 
 
 @command

@@ -197,10 +197,8 @@ class _Teller:
 
 
 def _print_summary(metrics: Mapping[str, Any], project: str, home: str) -> None:
-    from rich.table import Table
-
     console = output.stdout()
-    table = Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
+    table = output.Table(title="held-out questions answered right", title_justify="left", box=None, padding=(0, 3))
     for column in ("", "before", "after"):
         table.add_column(column, justify="right" if column else "left")
     for name, key in (("sampled", "success"), ("greedy", "greedy")):

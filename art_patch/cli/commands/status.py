@@ -235,10 +235,8 @@ def doctor(
 
 
 def _print_findings(findings: list[examinations.Finding]) -> None:
-    from rich.table import Table
-
     console = output.stdout()
-    table = Table.grid(padding=(0, 1))
+    table = output.Table.grid(padding=(0, 1))
     table.add_column()
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -97,30 +97,27 @@ def the_one(opened: store.Store, prefix: str) -> str:
 
 
 def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     console = output.stdout()
     wide, narrow = console.width >= WIDE, console.width < NARROW
     length, by = _id_length([one.id for one in summaries]), "by" if narrow else "answered by"
-    rows: list[dict[str, Text]] = []
+    rows: list[dict[str, output.Text]] = []
     for one in summaries:
         about = output.cell(one.name or "", "bold")
         if one.opening:
             about.append((" " if one.name else "") + output.one_line(one.opening), style="not bold")
         if one.status == "error":
-            about = Text("failed ", style="red").append_text(about)
+            about = output.Text("failed ", style="red").append_text(about)
         row = {
             "id": output.cell(output.one_line(one.id)[:length]),
-            "ago": Text(output.ago(now - (one.last_call_at or one.started_at))),
+            "ago": output.Text(output.ago(now - (one.last_call_at or one.started_at))),
             "about": about,
             "user": output.cell(one.user_id or ""),
             "task": output.cell(one.scenario_key or ""),
-            "calls": Text(str(one.calls)),
-            "tokens": Text(short_number(one.prompt_tokens + one.completion_tokens)),
-            "took": Text(output.seconds(one.duration_s) if one.calls else ""),
-            by: Text("imported" if one.origin == "imported" else ", ".join(map(output.one_line, one.policies))),
-            "reward": Text("" if one.reward is None else f"{one.reward:.2f}"),
+            "calls": output.Text(str(one.calls)),
+            "tokens": output.Text(short_number(one.prompt_tokens + one.completion_tokens)),
+            "took": output.Text(output.seconds(one.duration_s) if one.calls else ""),
+            by: output.Text("imported" if one.origin == "imported" else ", ".join(map(output.one_line, one.policies))),
+            "reward": output.Text("" if one.reward is None else f"{one.reward:.2f}"),
         }
         hidden = (() if wide else ("user", "task", "took")) + (("tokens",) if narrow else ())
         rows.append({name: text for name, text in row.items() if name not in hidden})
@@ -133,7 +130,7 @@ def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
     rest = console.width - (sum(widths.values()) - widths["about"]) - gap * (len(widths) - 1)
     # At least ten columns, even if the line becomes too long for a very narrow terminal.
     widths["about"] = min(widths["about"], max(rest, 10))
-    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    table = output.Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for name, width in widths.items():
         right = name in ("ago", "calls", "tokens", "took", "reward")
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=width, justify="right" if right else "left")
@@ -224,8 +221,6 @@ def _facts(call: types.Call) -> dict[str, Any]:
 
 
 def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> None:
-    from rich.table import Table
-    from rich.text import Text
 
     from art_patch.cli.conversation import words_of
 
@@ -234,13 +229,13 @@ def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> Non
         asked = f"{pair.a.messages[-1].get('role', '?')}: {words_of(pair.a.messages[-1])}" if pair.a.messages else ""
         answers = [output.visible("\n--\n".join(words_of(choice.message) for choice in call.choices)) for call in pair]
         same += answers[0] == answers[1]
-        table = Table.grid(padding=(0, 2), expand=True)
+        table = output.Table.grid(padding=(0, 2), expand=True)
         for _ in pair:
             table.add_column(ratio=1, overflow="fold")
         took = (f"{call.completion_tokens} tokens, {output.seconds(call.duration_ms / 1000)}" for call in pair)
-        table.add_row(*(Text(f"{name}  {each}", style="dim") for name, each in zip((a, b), took, strict=True)))
-        table.add_row(*(Text(text) for text in answers))
-        console.print(Text(output.one_line(asked), style="bold", overflow="ellipsis", no_wrap=True))
+        table.add_row(*(output.Text(f"{name}  {each}", style="dim") for name, each in zip((a, b), took, strict=True)))
+        table.add_row(*(output.Text(text) for text in answers))
+        console.print(output.Text(output.one_line(asked), style="bold", overflow="ellipsis", no_wrap=True))
         console.print(table)
         console.print()
     rest = f", the newest {len(pairs)} of them above" if count > len(pairs) else ""
