@@ -35,8 +35,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     project: Annotated[str, Option(env=True)] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Name of the project: one agent's traffic and policies. Each project has its own directory and its own store. A
-    store that belongs to one project cannot be opened for another, and a process can have only one project."""
+    """Name of the project: one agent's traffic and policies. Each project has its own directory and, by default, its
+    own store. A process has one project, and others for single clients (`wrap(client, project=...)`)."""
 
     home: Annotated[Path | None, Option(env=True)] = None
     """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""

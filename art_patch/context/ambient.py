@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from opentelemetry import context as otel
 from opentelemetry import trace
 
-from art_patch.types import Score, SpanInfo, TrajectoryInfo
+from art_patch.types import Correction, Score, SpanInfo, TrajectoryInfo
 
 # One key for everything: each `set_value` copies the whole context, and each call reads it.
 _KEY = otel.create_key("art-patch-ambient")
@@ -232,7 +232,7 @@ class OpenTrajectory:
 
     Attributes:
         used: whether anything was recorded under the trajectory. An unused one leaves no row in the store.
-        waiting: steps that ended and scores that were given before the first call; they are stored after that call.
+        waiting: steps that ended and what was scored before the first call; they are stored after that call.
     """
 
     __slots__ = ("info", "used", "waiting")
@@ -240,9 +240,9 @@ class OpenTrajectory:
     def __init__(self, info: TrajectoryInfo) -> None:
         self.info = info
         self.used = False
-        self.waiting: list[SpanInfo | Score] = []
+        self.waiting: list[SpanInfo | Score | Correction] = []
 
-    def waited(self) -> list[SpanInfo | Score]:
+    def waited(self) -> list[SpanInfo | Score | Correction]:
         """Return the waiting records and empty the list, if a call was recorded by now; else return nothing."""
         if not self.used:
             return []

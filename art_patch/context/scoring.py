@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
+from art_patch._lib.faults import faults
 from art_patch._lib.ids import new_id
-from art_patch.context.ambient import identify
+from art_patch.context.ambient import identify, surroundings
 from art_patch.errors import ConfigError
-from art_patch.recording import emit
+from art_patch.recording import emit, knows
 from art_patch.types import Correction, Score, TrajectoryInfo
 
 
@@ -25,6 +26,7 @@ def score(
     trajectory_id: str | None = None,
     comment: str | None = None,
     score_id: str | None = None,
+    project: str | None = None,
 ) -> None:
     """Score a run of the agent.
 
@@ -35,17 +37,20 @@ def score(
             current run is scored.
         comment: the text that a user wrote beside the score.
         score_id: an id of your own; a second score with the same id replaces the first.
+        project: the project to write the score to, if this process has several and has made no call of the run.
+            Without it, the score is written to each project in which the run has calls.
 
     Raises:
-        ConfigError: if the value is not finite, or there is no trajectory to score.
+        ConfigError: if the value is not finite, there is no trajectory to score, or the process has no such project.
     """
     if not name:
         raise ConfigError("a score needs a name, such as 'thumbs'")
     # `True` and `False` are numbers, too: 1 and 0.
     if not isinstance(value, int | float) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"score {name!r} must be a finite number, not {value!r}")
-    target = _target(f"give the score {name!r} to", trajectory_id)
-    emit(Score(score_id or new_id(), target, name, float(value), "user", time.time(), comment=comment))
+    target, info = _target(f"give the score {name!r} to", trajectory_id)
+    key = score_id or new_id()
+    _store(Score(key, target, name, float(value), "user", time.time(), comment=comment), info, project)
 
 
 def reward(value: float, *, comment: str | None = None) -> None:
@@ -64,6 +69,7 @@ def correct(
     call_id: str | None = None,
     comment: str | None = None,
     correction_id: str | None = None,
+    project: str | None = None,
 ) -> None:
     """Store the right answer for a call that the model answered wrongly.
 
@@ -77,27 +83,37 @@ def correct(
         call_id: the call that was answered wrongly. Without it, the final call of the run's conversation.
         comment: the text that a user wrote beside the correction.
         correction_id: an id of your own; a second correction with the same id replaces the first.
+        project: as in `score()`. Without it, the correction is written to the project of the run's latest call.
 
     Raises:
-        ConfigError: if the answer is empty or no assistant message, or there is no trajectory to correct.
+        ConfigError: if the answer is empty or no assistant message, there is no trajectory to correct, or the process
+            has no such project.
     """
     message = _assistant_message(answer)
-    target = _target("correct", trajectory_id)
-    emit(Correction(correction_id or new_id(), target, time.time(), "user", message, call_id=call_id, comment=comment))
+    target, info = _target("correct", trajectory_id)
+    key = correction_id or new_id()
+    _store(Correction(key, target, time.time(), "user", message, call_id=call_id, comment=comment), info, project)
 
 
-def _target(what: str, trajectory_id: str | None) -> str:
-    """Return the id of the run that is meant."""
+def _target(what: str, trajectory_id: str | None) -> tuple[str, TrajectoryInfo | None]:
+    """Return the id of the run that is meant, and the run if it is the current one."""
     if trajectory_id is not None:
-        return trajectory_id
+        return trajectory_id, None
     info = identify().trajectory
     if info is None:
         raise ConfigError(
             f"there is no trajectory to {what}; call it inside art_patch.trajectory(), or pass trajectory_id="
         )
-    # The current run is announced here, because its first record may be this score.
-    emit(info)
-    return info.id
+    return info.id, info
+
+
+def _store(record: Score | Correction, info: TrajectoryInfo | None, project: str | None) -> None:
+    known, run = knows(record.trajectory_id, project), surroundings().open
+    if not known and run is not None and run.info is info:
+        run.waiting.append(record)  # until a call of the run, or its end, shows to which project it belongs
+    # The current run is announced, because its first record may be this one.
+    elif not emit(*(() if info is None else (info,)), record, project=project) and not known and info is None:
+        faults.trouble("context.no_project", LookupError("no project of this process made the run; pass project="))
 
 
 def _assistant_message(answer: Any) -> dict[str, Any]:

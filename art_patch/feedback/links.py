@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from art_patch._lib.key_files import made_key, write_whole
 from art_patch.context import current_trajectory
 from art_patch.errors import ConfigError
-from art_patch.recording import current_settings, emit
+from art_patch.recording import emit, settings_of
 from art_patch.settings import Settings, load_settings
 
 PATH = "/feedback"
@@ -64,7 +64,8 @@ def feedback_url(
             the feedback server that was started most recently on this machine.
 
     Raises:
-        ConfigError: there is no trajectory, no address is known, or the key cannot be read or made.
+        ConfigError: there is no trajectory, no address is known, the key cannot be read or made, or the run has no call
+            yet that tells to which of the process's projects it belongs.
     """
     if not name:
         raise ConfigError("a feedback link needs the name of a score, such as 'thumbs'")
@@ -77,10 +78,10 @@ def feedback_url(
             "there is no trajectory to ask about; call feedback_url() inside art_patch.trajectory(), "
             "or pass trajectory_id="
         )
+    settings = settings_of(target) or load_settings()
     if info is not None:
         # The server accepts feedback only on runs in the store, and this run may have made no call yet.
-        emit(info)
-    settings = current_settings() or load_settings()
+        emit(info, project=settings.project)
     link = Link(target, name, math.ceil(time.time() + expires_s))
     return url_of(link, address_of(settings, base_url), secret_of(settings), settings.project)
 

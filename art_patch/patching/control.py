@@ -1,4 +1,7 @@
-"""The functions that control the process's one patch: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
+"""The functions that control the patch of this process: `patch()`, `wrap()`, `unpatch()`, `status()` and `flush()`.
+
+The first `patch()` or `wrap()` decides the project of the process. A `wrap()` that names another project gives its
+client a runtime of that project: settings, route, engine and record of its own.
 
 A wrong argument raises `ConfigError`. A wrong environment variable raises nothing: that call of `patch()` changes
 nothing, and `status().degraded` says so. It also names a failing store or engine, and an SDK of an unknown version.
@@ -8,13 +11,13 @@ import inspect
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import wrapt
 
@@ -22,7 +25,7 @@ from art_patch._lib.faults import faults, logger
 from art_patch._lib.lazy import uncollected
 from art_patch.context import carry_threads_off, carry_threads_on
 from art_patch.errors import ConfigError
-from art_patch.patching.runtime import Reporter, Runtime
+from art_patch.patching.runtime import Runtime, Status
 from art_patch.patching.sdk.bypass import detector
 from art_patch.patching.sdk.integrations import Integrations
 from art_patch.patching.sdk.wrapping import MODULE, Wrapping
@@ -34,48 +37,6 @@ from art_patch.types import Mode
 T = TypeVar("T")
 
 STOP_DEADLINE_S = 2.0
-
-
-class Status(NamedTuple):
-    """The state of the patch, and its counts since `patch()`.
-
-    Attributes:
-        mode: the current mode. A mode in the store overrules the one that the app has set.
-        challenger: name of the policy under test (canary or shadow).
-        challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
-            the sessions.
-        base_url: address of the engine that serves the champion and the policy under test.
-        dropped: number of records that were lost, because the queue was full or the store refused them.
-        fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
-        engine_full: number of those fallbacks that went upstream because the engine had no room for them.
-        shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
-        shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
-            were waiting, the engine was failing or full, or the policy was not to be asked any more.
-        instrumented: the patched SDK with its version, and the integrations in use.
-        bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
-            libraries that art_patch does not know are not counted.
-        errors: number of faults of art_patch and errors of the store, by the place in the code.
-        degraded: one sentence for each thing that does not work right now.
-    """
-
-    patched: bool = False
-    mode: Mode = "off"
-    champion: str | None = None
-    challenger: str | None = None
-    challenger_state: Literal["shadow", "canary"] | None = None
-    base_url: str | None = None
-    recorded: int = 0
-    dropped: int = 0
-    served_by_policy: int = 0
-    fallbacks: int = 0
-    engine_full: int = 0
-    shadowed: int = 0
-    shadow_skipped: int = 0
-    shadow_failed: int = 0
-    instrumented: tuple[str, ...] = ()
-    bypasses: Mapping[str, int] = MappingProxyType({})
-    errors: Mapping[str, int] = MappingProxyType({})
-    degraded: tuple[str, ...] = ()
 
 
 class Handle(AbstractContextManager["Handle"]):
@@ -95,30 +56,41 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        # What all calls of `patch()` have given so far, without defaults and environment.
-        self.given: dict[str, Any] = {}
+        # What all calls of `patch()` and `wrap()` have given so far, without defaults and environment; by the project
+        # that `wrap()` named, or `None` for that of the process.
+        self.given: dict[str | None, dict[str, Any]] = {}
         # The runtime outlives `unpatch()`, because streams that are still open end in it. `active` is `None` then.
         self.runtime: Runtime | None = None
         self.active: Runtime | None = None
-        # False while only the clients of `wrap()` are patched; their connection pools are in `pools`.
+        # The runtimes of the projects beside that of the process.
+        self.beside: dict[str, Runtime] = {}
+        # False while only the clients of `wrap()` are patched.
         self.everything = False
-        self.pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Connection pool of a client of `wrap()` -> its project, or "" for that of the process.
+        self.pools = weakref.WeakKeyDictionary[Any, str]()
         self.wrapping = Wrapping(self.runtime_of)
         self.hooked = False
         self.integrations = Integrations(self._armed, self._broken)
         self.instrumented: dict[str, str] = {}
-        self.reporter = Reporter(self.facts)
         self.refused: tuple[str, ...] = ()
         # Whether the settings in force come from `patch_around()`.
         self.by_launcher = False
 
     def runtime_of(self, client: Any) -> Runtime | None:
         """Return the runtime that handles the calls of `client`; `None` if they are not patched."""
+        active = self.active
+        if active is None or (self.everything and not self.beside):
+            return active
         # By pool, because a copy of a client (`with_options`) shares the pool of the client it was made of.
-        return self.active if self.everything or client._client in self.pools else None
+        project = self.pools.get(client._client, "" if self.everything else None)
+        return None if project is None else self.beside.get(project) if project else active
+
+    def in_force(self) -> list[Runtime]:
+        """Return the runtimes of all projects, that of the process first; after `unpatch()` those of before."""
+        return [each for each in (self.runtime, *self.beside.values()) if each is not None]
 
     def facts(self, runtime: Runtime) -> dict[str, Any]:
-        """Return the fields of `Status`, except for `patched`."""
+        """Return the fields of `Status` for one project, except for `patched`."""
         return runtime.facts() | {
             "instrumented": tuple(self.instrumented.values()),
             "bypasses": detector.seen,
@@ -165,8 +137,8 @@ def patch(
     """Route the calls of the OpenAI SDK to the champion, send them upstream if it fails, and record the calls.
 
     Call it before or after `import openai`. It may be called many times: a later call changes only the settings that it
-    names. A process has one project, one home and one store until `unpatch()`. A setting that is not given comes from
-    its `ART_PATCH_*` variable, then from its default. `Settings` documents each setting.
+    names. It has one project, home and store until `unpatch()`; `wrap()` gives a client another project. A setting that
+    is not given comes from its `ART_PATCH_*` variable, then from its default. `Settings` documents each setting.
 
     Args:
         project: name of the project. Each project has its own store and policies.
@@ -201,18 +173,22 @@ def patch(
 
 
 def wrap(client: T, **settings: Any) -> T:
-    """Patch one client and the copies made of it, and return it. All other clients stay unpatched.
+    """Patch one client and the copies made of it, and return it. All other clients stay as they are.
 
     A copy (`with_options`) is recognised by its connection pool, which it shares with the original. Therefore another
-    client with the same `http_client` is patched too. After `patch()` only `settings` have an effect, because every
-    client is patched already. `unpatch()` undoes it.
+    client with the same `http_client` is patched too. `unpatch()` undoes it.
+
+    The first `patch()` or `wrap()` decides the project of the process. With another `project`, this client's calls are
+    recorded and routed in that project alone; the settings that are not given are those of the process, except for
+    `base_url`.
 
     Args:
         client: an `OpenAI` or `AsyncOpenAI` client, or an instance of a subclass.
-        settings: the settings of `patch()`. They apply to the whole process, not to this client only.
+        settings: the settings of `patch()`. They apply to all clients of the project, not to this client only.
 
     Raises:
-        ConfigError: as in `patch()`, and if `client` is not a client of the OpenAI SDK.
+        ConfigError: as in `patch()`, if `client` is not a client of the OpenAI SDK, or if it, or another client with
+            its `http_client`, has another project already.
     """
     from openai._base_client import BaseClient
 
@@ -222,8 +198,15 @@ def wrap(client: T, **settings: Any) -> T:
     if unknown:
         raise ConfigError(f"wrap() knows no {', '.join(sorted(unknown))}; it takes what patch() takes")
     with _process.lock:
-        _apply(settings, everything=_process.everything)
-        _process.pools.add(cast(Any, client)._client)
+        active, pool = _process.active, cast(Any, client)._client
+        own = "" if active is None else active.settings.project
+        has = _process.pools.get(pool)
+        project = settings.get("project") or has or own
+        beside = project if active is not None and project != own else None
+        if has not in (None, beside or ""):
+            raise ConfigError(f"this client, or one with its http_client, has project {has or own!r}, not {project!r}")
+        _apply(settings, everything=_process.everything, beside=beside)
+        _process.pools[pool] = beside or ""
     return cast(T, client)
 
 
@@ -235,12 +218,14 @@ def patch_around(**settings: Any) -> None:
     _apply(settings, everything=True, lent=True)
 
 
-def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> None:
+def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False, beside: str | None = None) -> None:
     given = {key: value for key, value in given.items() if value is not None}
     if "home" in given:
         given["home"] = Path(given["home"])
     with _process.lock:
-        together = {**_process.given, **given}
+        together = {**_process.given.get(beside, _process.given.get(None, {})), **given}
+        if beside not in _process.given and "base_url" not in given:
+            together.pop("base_url", None)  # the engine of another project
         settings, wrong = read_settings(**together)
         try:
             _process.integrations.wanted(settings.integrations)
@@ -251,28 +236,29 @@ def _apply(given: dict[str, Any], *, everything: bool, lent: bool = False) -> No
             wrong = str(error)
         if wrong is not None:
             return _refuse(wrong)
-        if _process.active is None:
+        now = _process.active if beside is None else _process.beside.get(beside)
+        if beside is None and now is None:
             _process.by_launcher = lent
-        elif not lent:
-            _keep_place(_process.active.settings, settings)
-            _process.by_launcher = False
-        _process.given, _process.refused = together, ()
-        start(settings, everything=everything)
+        elif now is not None and not lent:
+            _keep_place(now.settings, settings, may_move=_process.by_launcher and beside is None)
+            _process.by_launcher = _process.by_launcher and beside is not None
+        _process.given[beside], _process.refused = together, ()
+        start(settings, everything=everything, beside=beside)
 
 
-def _keep_place(now: Settings, wanted: Settings) -> None:
-    """Refuse settings that would move the process to another project, home or store."""
+def _keep_place(now: Settings, wanted: Settings, *, may_move: bool) -> None:
+    """Refuse settings that would move the process to another project, or a project to another home or store."""
     # First as they were given: the app may have changed its directory since.
     are_equal = (now.project, now.home, now.store) == (wanted.project, wanted.home, wanted.store)
     if are_equal or _place(now) == _place(wanted):
         return
-    if _process.by_launcher:
+    if may_move:
         logger.warning("art_patch: this app's own %s replaces %s", _named(wanted), _named(now))
         return
     raise ConfigError(
-        f"this process belongs to {_named(now)} and cannot take {_named(wanted)}, too: a process has one project, home "
-        "and store. Run a process for each project, call unpatch() first, or give this client the address of an "
-        "`art-patch proxy --project`"
+        f"{_named(now)} is patched, and {_named(wanted)} cannot replace it: patch() takes one project, and a project "
+        "has one home and store. Give each client of another project to wrap(client, project=...), call unpatch() "
+        "first, or give this client the address of an `art-patch proxy --project`"
     )
 
 
@@ -293,24 +279,38 @@ def _refuse(wrong: str) -> None:
         logger.warning("art_patch: %s", sentence)
 
 
-def start(settings: Settings, *, everything: bool = True, **doubles: Any) -> Runtime:
-    """Patch the SDK and return the runtime, a new one if `settings` changed. Tests pass stand-ins in `doubles`."""
+def start(settings: Settings, *, everything: bool = True, beside: str | None = None, **doubles: Any) -> Runtime:
+    """Patch the SDK and return the runtime, a new one if `settings` changed. Tests pass stand-ins in `doubles`.
+
+    `beside` names the project if it is not that of the process.
+    """
     with _process.lock:
-        entries, runtime = _process.integrations.wanted(settings.integrations), _process.runtime
+        if _process.active is None:
+            _process.beside.clear()  # those of the time before `unpatch()`
+        entries = _process.integrations.wanted(settings.integrations)
+        runtime = _process.runtime if beside is None else _process.beside.get(beside)
         # An unchanged runtime is kept: its queue, breaker and pins go on across `unpatch()` and `patch()`.
         if runtime is None or runtime.settings != settings or doubles:
             if runtime is not None:
                 runtime.stop(STOP_DEADLINE_S)
             with uncollected():
-                runtime = _process.runtime = Runtime(settings, on_tick=_process.reporter.report, **doubles)
+                runtime = Runtime(settings, facts=_process.facts, **doubles)
         runtime.shadow.resume()
-        _process.active = runtime
-        _process.everything = everything
+        if beside is None:
+            _process.runtime = _process.active = runtime
+            _process.everything = everything
+            (carry_threads_on if settings.carry_threads else carry_threads_off)()
+        else:
+            _process.beside[beside] = runtime
+        active, recorders = _process.active, [each.recorder for each in _process.in_force()]
         # After `wrap()`, calls that an integration records are left out: they belong to no client.
-        set_recorder(runtime.recorder, lambda body: _process.everything and runtime.wants(body))
+        set_recorder(
+            active.recorder if active and (everything or len(recorders) == 1) else None,
+            lambda body: _process.everything and active is not None and active.wants(body),
+            recorders,
+        )
         with uncollected():
             _wrap(entries)
-        (carry_threads_on if settings.carry_threads else carry_threads_off)()
         detector.put_on(lambda: _process.active if _process.everything else None)
         return runtime
 
@@ -342,8 +342,10 @@ def unpatch() -> None:
 
     It takes at most two seconds. If the SDK is not patched, it does nothing.
     """
+    deadline = time.monotonic() + STOP_DEADLINE_S
     with _process.lock:
-        runtime, _process.active = _process.active, None
+        stopped = _process.in_force() if _process.active is not None else []
+        _process.active = None
         _process.given, _process.refused = {}, ()
         _process.by_launcher = _process.everything = False
         _process.pools.clear()
@@ -351,8 +353,8 @@ def unpatch() -> None:
         _process.wrapping.take_off()
         carry_threads_off()
         detector.take_off()
-        if runtime is not None:
-            runtime.stop(STOP_DEADLINE_S)
+        for runtime in stopped:
+            runtime.stop(max(0.0, deadline - time.monotonic()))
 
 
 def status() -> Status:
@@ -360,10 +362,15 @@ def status() -> Status:
 
     After `unpatch()` the counts stay. A `patch()` with other settings starts the counts of calls at zero.
     """
-    runtime = _process.runtime
-    if runtime is None:
-        return Status(errors=faults.counts, degraded=_process.refused)
-    return Status(patched=_process.active is not None, **_process.facts(runtime))
+    patched, runtimes = _process.active is not None, _process.in_force()
+    found = [Status(patched=patched, **_process.facts(runtime)) for runtime in runtimes]
+    if len(found) < 2:
+        return found[0] if found else Status(errors=faults.counts, degraded=_process.refused)
+    projects = {runtime.settings.project: each for runtime, each in zip(runtimes, found, strict=True)}
+    counts = [name for name, value in found[0]._asdict().items() if type(value) is int]
+    sums = {name: sum(getattr(each, name) for each in found) for name in counts}
+    others = (f"{name}: {said}" for name, each in [*projects.items()][1:] for said in each.degraded)
+    return found[0]._replace(**sums, degraded=(*found[0].degraded, *others), projects=projects)
 
 
 def flush(timeout_s: float = 5.0) -> bool:
@@ -371,5 +378,6 @@ def flush(timeout_s: float = 5.0) -> bool:
 
     It blocks its thread, so do not call it from a coroutine.
     """
-    runtime = _process.runtime
-    return True if runtime is None else runtime.recorder.flush(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    flushed = [each.recorder.flush(max(0.0, deadline - time.monotonic())) for each in _process.in_force()]
+    return all(flushed)

@@ -14,7 +14,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from art_patch._lib.faults import faults
 from art_patch._lib.forking import late_import
@@ -26,7 +27,7 @@ from art_patch.patching.sdk.surfaces import compile_match
 from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings
 from art_patch.store import waits_for_network
-from art_patch.types import JSON, Route
+from art_patch.types import JSON, Mode, Route
 
 REFRESH_EVERY_S = 1.0
 HEALTH_CHECK_EVERY_S = 2.0
@@ -51,8 +52,52 @@ def _read_route(url: str, project: str) -> Route:
     return read_route(url, project)
 
 
+class Status(NamedTuple):
+    """The state of the patch, and its counts since `patch()`, which sum up all projects of the process.
+
+    Attributes:
+        mode: the current mode. A mode in the store overrules the one that the app has set.
+        challenger: name of the policy under test (canary or shadow).
+        challenger_state: `shadow`: the policy under test is asked in the background; `canary`: it answers a share of
+            the sessions.
+        base_url: address of the engine that serves the champion and the policy under test.
+        dropped: number of records that were lost, because the queue was full or the store refused them.
+        fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
+        engine_full: number of those fallbacks that went upstream because the engine had no room for them.
+        shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
+        shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
+            were waiting, the engine was failing or full, or the policy was not to be asked any more.
+        instrumented: the patched SDK with its version, and the integrations in use.
+        bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
+            libraries that art_patch does not know are not counted.
+        errors: number of faults of art_patch and errors of the store, by the place in the code.
+        degraded: one sentence for each thing that does not work right now.
+        projects: the status of each project, if there are several; fields that are no counts are above the first's.
+    """
+
+    patched: bool = False
+    mode: Mode = "off"
+    champion: str | None = None
+    challenger: str | None = None
+    challenger_state: Literal["shadow", "canary"] | None = None
+    base_url: str | None = None
+    recorded: int = 0
+    dropped: int = 0
+    served_by_policy: int = 0
+    fallbacks: int = 0
+    engine_full: int = 0
+    shadowed: int = 0
+    shadow_skipped: int = 0
+    shadow_failed: int = 0
+    instrumented: tuple[str, ...] = ()
+    bypasses: Mapping[str, int] = MappingProxyType({})
+    errors: Mapping[str, int] = MappingProxyType({})
+    degraded: tuple[str, ...] = ()
+    projects: Mapping[str, Status] = MappingProxyType({})
+
+
 class Runtime:
-    """The state that the wrappers of the SDK use in each call. A patched process uses one runtime."""
+    """The state that the wrappers of the SDK use in each call, one runtime for each patched project."""
 
     def __init__(
         self,
@@ -60,9 +105,9 @@ class Runtime:
         *,
         open_sink: Callable[[], Sink] | None = None,
         read_route: ReadRoute = _read_route,
-        on_tick: Callable[[Runtime], None] | None = None,
+        facts: Callable[[Runtime], JSON] | None = None,
     ) -> None:
-        """The recorder's thread calls `on_tick` every `poll_interval_s`. `open_sink` and `read_route` are for tests."""
+        """`facts()` returns the fields of `Status` to report to the store. `open_sink`, `read_route` are for tests."""
         self.settings = settings
         self._remote = waits_for_network(settings.store)
         self.shadow = Shadow(self)
@@ -77,7 +122,8 @@ class Runtime:
         self.matches = compile_match(settings.match)
         self.engine_clients = EngineClients()
         self.degraded: dict[str, str] = {}
-        self._on_tick = on_tick
+        self._facts = facts
+        self._reported: tuple[float, JSON] = (float("-inf"), {})
         self._read_route = read_route
         self._refreshed_at = self._polled_at = float("-inf")
         unknown = NOT_READ_YET if self._remote and settings.mode == "route" else None
@@ -158,9 +204,17 @@ class Runtime:
         self.report()
 
     def report(self) -> None:
-        """Report the state of this process to the store, if it is time for that."""
-        if self._on_tick is not None:
-            self._on_tick(self)
+        """Queue a report for `art-patch status`: at most every 10 s if the status changed, else every 60 s."""
+        if self._facts is None:
+            return
+        from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
+
+        now, facts = time.monotonic(), self._facts(self)
+        age_s = now - self._reported[0]
+        if age_s < REPORT_EVERY_S or (facts == self._reported[1] and age_s < REPORT_AT_LEAST_EVERY_S):
+            return
+        self._reported = (now, facts)
+        self.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
 
     def _check_health(self, now: float) -> None:
         """Open the breaker if callers wait for an engine that does not answer its health check."""
@@ -266,25 +320,6 @@ class Runtime:
         if not self.challenger_breaker.closed:
             found.append(f"{self.target.challenger} failed repeatedly; calls meant for it go upstream for now.")
         return tuple(found)
-
-
-class Reporter:
-    """Writes `status()` of this process to the store when it has changed, for `art-patch status` to show."""
-
-    def __init__(self, facts: Callable[[Runtime], JSON]) -> None:
-        self._facts = facts
-        self._last: tuple[float, JSON] = (float("-inf"), {})
-
-    def report(self, runtime: Runtime) -> None:
-        """Queue a report: at most every 10 s if the status changed, else every 60 s. The recorder's thread calls it."""
-        from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
-
-        now, facts = time.monotonic(), self._facts(runtime)
-        age_s = now - self._last[0]
-        if age_s < REPORT_EVERY_S or (facts == self._last[1] and age_s < REPORT_AT_LEAST_EVERY_S):
-            return
-        self._last = (now, facts)
-        runtime.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
 
 
 _alive: weakref.WeakSet[Runtime] = weakref.WeakSet()

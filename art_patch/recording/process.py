@@ -1,7 +1,7 @@
-"""The current recorder of this process, and the handling of all recorders at a fork and at the exit.
+"""The recorders of this process, one for each patched project, and their handling at a fork and at the exit.
 
-`context` and integrations queue scores, spans and trajectories through `emit()`. Without `patch()` there is no
-current recorder, and these records are discarded.
+`context` and integrations queue scores, spans and trajectories through `emit()`. Each goes to the projects in which
+calls of its trajectory were made: see `_projects_of`. Without `patch()` or `wrap()` these records are discarded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from art_patch._lib.faults import faults
+from art_patch.errors import ConfigError
 from art_patch.recording.exchange import Exchange, Queue
 
 if TYPE_CHECKING:
@@ -55,18 +56,27 @@ class ProcessRecorder(Queue, Protocol):
         ...
 
 
+# The recorder of all clients that `wrap()` gave no project; those of all projects, by name.
 _recorder: ProcessRecorder | None = None
+_recorders: Mapping[str, ProcessRecorder] = {}
 _wants: Wants | None = None
 _alive: weakref.WeakSet[ProcessRecorder] = weakref.WeakSet()
 
+# Trajectory, and a step of it or `None` -> project -> when its latest call there began (monotonic clock).
+_made_in: dict[tuple[str, str | None], dict[str, float]] = {}
+_MOST_KEPT = 10_000
 
-def set_recorder(recorder: ProcessRecorder | None, wants: Wants | None = None) -> None:
-    """Make `recorder` the one that `emit()` and `begin_exchange()` use; `None`: nothing is recorded.
+
+def set_recorder(
+    recorder: ProcessRecorder | None, wants: Wants | None = None, others: Iterable[ProcessRecorder] = ()
+) -> None:
+    """Make `recorder` the one of `begin_exchange()` and of all that belongs to none of the `others`; `None`: none.
 
     `wants` is given the body of a request, and returns whether its call is recorded. Without it, every call is.
     """
-    global _recorder, _wants
+    global _recorder, _recorders, _wants
     _recorder, _wants = recorder, wants
+    _recorders = {each.settings.project: each for each in (recorder, *others) if each is not None}
 
 
 def begin_exchange(
@@ -81,31 +91,80 @@ def begin_exchange(
     if recorder is None or not (wants is None or wants(body)):
         return None
     exchange = Exchange(recorder, str(body.get("model") or ""), trajectory, span_id, group_key)
+    note_call(recorder.settings.project, trajectory, span_id)
     if recorder.settings.otel == "auto":
         exchange.otel_context = otel_context
     return exchange
 
 
-def current_settings() -> Settings | None:
-    """Return the settings of the current patch; `None` if the SDK is not patched."""
-    return None if _recorder is None else _recorder.settings
-
-
-def redacts() -> bool:
-    """Return whether the setting `redact` removes texts from the records of this process."""
-    return _recorder is not None and _recorder.settings.redact is not None
-
-
-def emit(*records: Record) -> None:
-    """Queue records for the store. Never raises and never waits."""
-    recorder = _recorder
-    if recorder is None:
+def note_call(project: str, trajectory: TrajectoryInfo | None, span_id: str | None) -> None:
+    """Note that a call is made in `project`, so that `emit()` knows where other records of its trajectory belong."""
+    if trajectory is None:
         return
+    for step in {None, span_id}:
+        _made_in.setdefault((trajectory.id, step), {})[project] = time.monotonic()
+    if len(_made_in) > _MOST_KEPT:
+        # The oldest tenth at once, because building the list takes as long as the dict is large.
+        for oldest in list(_made_in)[: _MOST_KEPT // 10]:
+            _made_in.pop(oldest, None)
+
+
+def settings_of(trajectory_id: str) -> Settings | None:
+    """Return the settings of the project in which a trajectory has its latest call; `None` without a patch."""
+    recorder = _recorders.get((_projects_of(trajectory_id) or [""])[-1])
+    if recorder is None and _recorders:
+        raise ConfigError(f"this process has the projects {', '.join(_recorders)}; ask after the run's first call")
+    return None if recorder is None else recorder.settings
+
+
+def redacts(how: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Return whether the setting `redact` removes texts from the records of any project, or with `all` of every one."""
+    return bool(_recorders) and how(each.settings.redact is not None for each in _recorders.values())
+
+
+def knows(trajectory_id: str, project: str | None = None) -> bool:
+    """Return whether `emit()` knows the project of a trajectory's records; a `ConfigError` if it has no `project`."""
+    if project is not None and _recorders and project not in _recorders:
+        raise ConfigError(f"this process has no project {project!r}; it has {', '.join(_recorders)}")
+    return project is not None or len(_recorders) < 2 or (trajectory_id, None) in _made_in
+
+
+def emit(*records: Record, project: str | None = None) -> bool:
+    """Queue records for the stores of the projects that they belong to, or of `project`. Never raises, never waits.
+
+    A trajectory and its scores belong to each project in which it has calls, a correction to that of the latest call.
+    Returns false if the last record belongs to no project of this process.
+    """
+    found: list[ProcessRecorder] = []
     try:
         for record in records:
-            recorder.put_record(record)
+            kind = type(record).__name__  # by name, because `patch()` must not make the classes
+            names = [project] if project else _projects_of(getattr(record, "trajectory_id", None) or record.id)
+            if kind == "SpanInfo" and len(names) > 1:
+                names = _projects_of_step(record)
+            found = [_recorders[name] for name in names[-1 if kind == "Correction" else 0 :] if name in _recorders]
+            for recorder in found:
+                recorder.put_record(record)
     except Exception as error:
         faults.fault("recording.emit", error)
+    return bool(found)
+
+
+def _projects_of(run: str) -> list[str]:
+    """Return the projects in which a trajectory has calls, that of the latest call last; else that of `patch()`."""
+    made = dict(_made_in.get((run, None), {})) if len(_recorders) > 1 else {}
+    if made:
+        return sorted(made, key=made.__getitem__)
+    return [] if _recorder is None else [_recorder.settings.project]
+
+
+def _projects_of_step(step: Any) -> list[str]:
+    """Return the projects of the calls inside a step that has ended, else those of the step around it."""
+    # Not all those of its trajectory: a step may hold texts of one of them.
+    around = {} if step.parent_id is None else _made_in.setdefault((step.trajectory_id, step.parent_id), {})
+    inside = _made_in.get((step.trajectory_id, step.id), {})
+    around.update(inside)
+    return list(inside or around)
 
 
 # Fork and exit.

@@ -56,7 +56,7 @@ def main(target: str, *, redacted: bool) -> None:
     try:
         function = load(target)
         patch_again()
-        if redacted and not redacts():
+        if redacted and not redacts(all):
             raise ConfigError(
                 "what the app records is redacted, and here nothing would be; put art_patch.patch(redact=...) at the "
                 "top level of its module, or set ART_PATCH_REDACT for the job, too"

@@ -26,7 +26,7 @@ from art_patch.patching.routing.target import Key, Target, sticky_key
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
-from art_patch.recording import Exchange, in_share
+from art_patch.recording import Exchange, in_share, note_call
 from art_patch.types import ENGINE_FULL
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
@@ -67,6 +67,7 @@ class RoutedCall:
         name = model if isinstance(model, str) else ""
         self.exchange = Exchange(runtime.recorder, name, who.trajectory, who.span_id, who.group_key)
         self.exchange.api, self.exchange.server = surface.api, client.base_url
+        note_call(runtime.settings.project, who.trajectory, who.span_id)
         if runtime.settings.otel == "auto":
             self.exchange.otel_context = who.otel_context
         target = runtime.target
