@@ -7,8 +7,6 @@ because the next cycle continues them: an update whose policy is not in the ledg
 from the present champion.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@ owner, and the owner renews it every `BEAT_S` seconds. If another process takes 
 this at its next step, and the store refuses its writes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@ every cycle compare it with the champion, each in its own process. The ledger ac
 process that decides later changes nothing, and reports that another one has decided.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

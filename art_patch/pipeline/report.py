@@ -4,8 +4,6 @@ Reports are files beside the store, so that they can be read when the store cann
 no text of any run.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

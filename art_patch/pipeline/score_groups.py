@@ -3,8 +3,6 @@
 The reward comes from the user's checks or from the judge, which ranks the siblings of a group.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ closes, and the child then ends itself. Started as a module, this file is such a
   on stdout: any number of `{"progress": [done, total, note]}`, then `{"done": {...}}` or `{"failed": {type, message}}`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -3,8 +3,6 @@
 On SIGTERM the server stops accepting requests, waits for running ones (at most `drain_s`) and returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -6,13 +6,13 @@ The table lists the modules in the order in which an update uses them. A row is 
 |---|---|
 | `data/rows`, `rendering`, `supervised`, `round_trip` | turn recorded calls into rows, and mark the learned tokens |
 | `losses/loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
-| `loop/job`, `plan` | keep the input of an update as a record and a file, and plan its optimizer steps |
+| `loop/job` | keeps the input of an update as a record and a file, and plans its optimizer steps |
 | `loop/processes` | run the update in this process or in several |
-| `loop/update` | run the training loop, which scores all data once under the policy at the start |
-| `loop/loading`, `kernels/families`, `lora_layers` | load the base model and put the LoRA on it |
+| `loop/update` | runs the training loop: scores all data once under the policy at the start, and makes the steps |
+| `loop/loading`, `kernels/families` | load the base model and put the LoRA on it |
 | `data/packing`, `kernels/attention`, `scoring` | compute log-probabilities, once for each distinct token |
-| `losses/policy_loss`, `supervised`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
-| `loop/learner`, `metrics` | make the optimizer step and write a checkpoint, or end the update early |
+| `losses/losses`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
+| `loop/metrics` | measures each step and the update, and ends it early |
 
 No module here reads or writes the store. Importing the package loads neither torch nor transformers.
 """

@@ -21,7 +21,6 @@ from art_patch.rewards import Judge
 from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import TrainJob
 from art_patch.training.data.rows import TRUNCATED
-from art_patch.training.loop.plan import lessons_of
 from art_patch.types import Call
 from tests.pipeline.learning import Learning, answered
 from tests.support.cycles import RESAMPLING, TRAINING, Place, die_after, reward, rewarded_traffic, upstream_traffic
@@ -180,7 +179,7 @@ def test_what_was_cut_off_is_not_trained_and_only_what_is_trained_is_compared(le
     assert (all_metrics["rows"]["tokens"], metrics["rows"]["tokens"]) == (15, 3)
     assert (metrics["rows"]["truncated_tokens"], metrics["rows"]["left_out"]) == (12, {TRUNCATED: 2})
     # what the loss divides by: tokens that are trained, and trajectories that have any
-    ((lesson,), (known,)) = lessons_of(job), lessons_of(whole)
+    ((lesson,), (known,)) = job.lessons, whole.lessons
     assert ((lesson.tokens, lesson.trajectories), (known.tokens, known.trajectories)) == ((3, 2), (15, 3))
 
 
@@ -235,7 +234,7 @@ def test_upstreams_answer_is_imitated_and_told_apart_though_nothing_is_compared_
     job, _ = job_of(learning, imitate_from=0.9, prefer_from=0.2)
     assert job is not None
     assert (len(job.demonstrations), len(job.pairs), job.group_ids) == (1, 1, ("g",))
-    assert (advantages(job), lessons_of(job)) == ([0.0, 0.0, 0.0], ())
+    assert (advantages(job), job.lessons) == ([0.0, 0.0, 0.0], ())
 
 
 def test_a_group_in_which_everything_was_cut_off_is_put_aside_with_that_reason(learning: Learning):

@@ -10,7 +10,7 @@ import pytest
 
 from art_patch.training import LossConfig
 from art_patch.training.losses.loss_config import LOSSES
-from art_patch.training.losses.policy_loss import LossMetrics, policy_loss
+from art_patch.training.losses.losses import LossMetrics, policy_loss
 from tests.training.plain_loss import Token, loss_input
 
 

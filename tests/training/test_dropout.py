@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from art_patch.training import TrainGroup
-from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.loading import as_reference, load_policy
+from art_patch.training.loop.loading import as_reference, dropout_on, load_policy
 from art_patch.training.loop.update import update
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 

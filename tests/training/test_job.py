@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from art_patch.errors import TrainingError
 from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainConfig, TrainGroup, TrainJob, read_job
 from art_patch.training.loop import job as job_files
-from art_patch.training.loop.job import JOB, claim
-from art_patch.training.loop.plan import lessons_of, plan_of
+from art_patch.training.loop.job import JOB, claim, plan_of
 from tests.support.train_jobs import row
 
 logprobs = st.floats(-50, 0)
@@ -91,7 +90,7 @@ def test_a_job_of_another_release_says_so(tmp_path: Path):
 @given(jobs)
 def test_a_plan_takes_everything_once_an_epoch_and_whole_groups(job: TrainJob):
     plan = plan_of(job)
-    items = {"imitate": len(job.demonstrations), "prefer": len(job.pairs), "groups": len(lessons_of(job))}
+    items = {"imitate": len(job.demonstrations), "prefer": len(job.pairs), "groups": len(job.lessons)}
     assert Counter((step.phase, step.epoch, item) for step in plan for item in step.items) == {
         (phase, epoch, item): 1
         for phase, number in items.items()
@@ -145,7 +144,7 @@ def test_each_step_rehearses_other_rows_and_another_seed_others_again():
 def test_lessons_hold_what_is_computed_and_count_the_rest(job: TrainJob):
     near = replace(job, config=replace(job.config, loss=replace(job.config.loss, kl_coefficient=0.1)))
     teaching = [group for group in job.groups if any(s.example.advantage and s.example.rows for s in group.siblings)]
-    for lesson, held, group in zip(lessons_of(job), lessons_of(near), teaching, strict=True):
+    for lesson, held, group in zip(job.lessons, near.lessons, teaching, strict=True):
         there = [sibling.example for sibling in group.siblings if sibling.example.rows]
         assert lesson.examples == tuple(example for example in there if example.advantage)
         assert held.examples == tuple(there)

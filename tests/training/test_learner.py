@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from art_patch.training import TrainGroup
-from art_patch.training.loop.learner import Learner
 from art_patch.training.loop.loading import load_policy
 from art_patch.training.loop.processes import ALONE
-from art_patch.training.loop.update import update
+from art_patch.training.loop.update import Learner, update
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
 RATE = 1e-3

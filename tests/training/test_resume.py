@@ -19,8 +19,7 @@ from art_patch.errors import TrainingError
 from art_patch.policies import BaseModel, read_base_model, validate_adapter
 from art_patch.training import TrainGroup, TrainJob
 from art_patch.training.loop import job as job_files
-from art_patch.training.loop.learner import read_train_state
-from art_patch.training.loop.update import update
+from art_patch.training.loop.update import read_train_state, update
 from tests.support.train_jobs import make_job, random_groups, row, weights_of
 
 FORTY_STEPS = {"epochs": 10, "minibatches": 4, "learning_rate": 1e-3, "warmup_steps": 5, "checkpoint_every_s": 0.0}

@@ -13,8 +13,8 @@ import torch
 from art_patch.training import Example, Row
 from art_patch.training.data.packing import packs_of
 from art_patch.training.kernels import scoring
-from art_patch.training.kernels.lora_layers import fuse
 from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop.loading import fuse
 from tests.support.families import CONFIGS, make_model, with_lora
 
 APART = {"gemma2": "Unsupported: Gemma2Attention asks for softcap"}

@@ -5,8 +5,6 @@ or block that is unknown there goes upstream unchanged. The answer has Anthropic
 here, `model` is the name that the app used, and `system_fingerprint` names the policy.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -9,8 +9,6 @@ The first events are held back until the answer has content (see `says_something
 it is sent when the engine's stream ends.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from abc import abstractmethod

@@ -7,8 +7,6 @@ A schema comes from outside, and some schemas take llguidance unlimited time and
 is given. So each new one is compiled in a process of its own first, which may use `_CPU_S` and `_MEMORY_BYTES`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -26,13 +26,11 @@ from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example, Pack
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.scoring import Scored, Scorer
-from art_patch.training.loop.job import TrainJob, file_content, read_file, write_file
+from art_patch.training.loop.job import Lesson, PhaseName, TrainJob, file_content, read_file, write_file
 from art_patch.training.loop.loading import as_reference
-from art_patch.training.loop.plan import Lesson, PhaseName, evaluated_of, lessons_of
 from art_patch.training.loop.processes import Ranks
-from art_patch.training.losses import supervised
+from art_patch.training.losses import losses
 from art_patch.training.losses.loss_config import LossConfig
-from art_patch.training.losses.policy_loss import LossInput, LossMetrics, policy_loss
 
 Sums = dict[str, float]
 # Adds the gradient of a step on these items to this process's gradient, and returns sums over its packs.
@@ -66,10 +64,10 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
     part, and the first writes. Raises `TrainingError` if the model gives no finite log-probability, or if the file
     cannot be read or written.
     """
-    lessons = lessons_of(job)
+    lessons = job.lessons
     asked = {
         "old": _examples(lessons),
-        "eval_old": _examples(evaluated_of(job)),
+        "eval_old": _examples(job.evaluated),
         "pairs": [Example((pair.chosen, pair.rejected)) for pair in job.pairs],
     }
     found = read_file(directory / _START_FILE)
@@ -183,7 +181,7 @@ class _ByPacks:
 
 
 def _of_groups(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradient:
-    lessons = lessons_of(job)
+    lessons = job.lessons
     # Of each lesson's examples among those of all lessons, as `StartScores` counts them.
     edges = accumulate((len(lesson.examples) for lesson in lessons), initial=0)
     places = [range(first, stop) for first, stop in pairwise(edges)]
@@ -194,7 +192,7 @@ def _of_groups(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradien
         reference = None if start.reference is None else [start.reference[place] for place in chosen]
         # The loss counts examples from the step's first, as the packs do.
         loss_of = _loss_of_lessons([lessons[item] for item in items], old, reference, job.config.loss)
-        return by_packs.backward([lessons[item].examples for item in items], loss_of, asdict(LossMetrics()))
+        return by_packs.backward([lessons[item].examples for item in items], loss_of, asdict(losses.LossMetrics()))
 
     return gradient
 
@@ -213,8 +211,8 @@ def _loss_of_lessons(
 
         like = scored.logprob_N
         recorded_N = torch.from_numpy(pack.recorded_N).to(like)
-        loss, metrics = policy_loss(
-            LossInput(
+        loss, metrics = losses.policy_loss(
+            losses.LossInput(
                 logprob_N=scored.logprob_N,
                 # Without importance weights the ratio itself must lead back to the policy that sampled.
                 old_N=recorded_N if config.importance_cap is None else of(old),
@@ -241,7 +239,7 @@ def _of_given(rows: Sequence[Row], weight: float, by_packs: _ByPacks) -> Gradien
 
         # `tokens` is of the whole step, though a pack holds a part of it: so packs add up to the mean.
         def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
-            loss, metrics = supervised.sft_loss(supervised.SftInput(scored.logprob_N, tokens))
+            loss, metrics = losses.sft_loss(losses.SftInput(scored.logprob_N, tokens))
             return weight * loss, _seen(scored) | asdict(metrics)
 
         return by_packs.backward([(examples[item],) for item in items], loss_of, _NOTHING_SEEN | {"nll_nats": 0.0})
@@ -259,16 +257,16 @@ def _of_pairs(job: TrainJob, by_packs: _ByPacks, start: StartScores) -> Gradient
             lengths = [row.sampled for item in mine for row in examples[item].rows]
             row_N = torch.repeat_interleave(torch.tensor(lengths)).to(scored.logprob_N.device)
             known_N = torch.cat([start.pairs[item] for item in mine])
-            chosen_P, rejected_P = supervised.sums_R(scored.logprob_N, row_N, len(lengths)).view(-1, 2).T
-            chosen_start_P, rejected_start_P = supervised.sums_R(known_N, row_N, len(lengths)).view(-1, 2).T
-            loss, metrics = supervised.preference_loss(
-                supervised.PreferenceInput(
+            chosen_P, rejected_P = losses.sums_R(scored.logprob_N, row_N, len(lengths)).view(-1, 2).T
+            chosen_start_P, rejected_start_P = losses.sums_R(known_N, row_N, len(lengths)).view(-1, 2).T
+            loss, metrics = losses.preference_loss(
+                losses.PreferenceInput(
                     chosen_P, rejected_P, chosen_start_P, rejected_start_P, job.config.preference_beta, len(items)
                 )
             )
             return loss, _seen(scored) | asdict(metrics)
 
-        none = _NOTHING_SEEN | asdict(supervised.PreferenceMetrics(0, 0.0, 0.0, 0.0))
+        none = _NOTHING_SEEN | asdict(losses.PreferenceMetrics(0, 0.0, 0.0, 0.0))
         return by_packs.backward([(examples[item],) for item in items], loss_of, none)
 
     return gradient
@@ -292,7 +290,7 @@ def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) ->
 
     An evaluation uses no gradient, dropout or random number, so it does not change the weights that an update makes.
     """
-    lessons = evaluated_of(job)
+    lessons = job.evaluated
     loss_of = _loss_of_lessons(lessons, start.eval_old, start.eval_reference, job.config.loss)
     sums: Sums = dict.fromkeys(("tokens", "loss", "kl_nats", "gain_nats"), 0.0)
     for pack in ranks.shard(_examples(lessons), job.config.micro_batch_tokens):

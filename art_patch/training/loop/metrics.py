@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art_patch.training.config import TrainConfig
-from art_patch.training.loop.job import TrainJob
-from art_patch.training.loop.learner import TrainState
-from art_patch.training.loop.plan import Step, lessons_of
-from art_patch.training.losses.policy_loss import LossMetrics
+from art_patch.training.loop.job import Step, TrainJob
+from art_patch.training.losses.losses import LossMetrics
 from art_patch.types import JSON
 
 _WORK = ("computed_tokens", "distinct_tokens", "row_tokens")
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Progress of an update, as a checkpoint stores it; the checkpoint uses the same field names."""
+
+    done: int = 0  # number of optimizer steps of the plan that were made
+    stopped: str | None = None  # why the update ends before the end of its plan; `None` if it does not
+    gap_nats: float | None = None  # see `StartScores`
+    why_not_shared: str | None = None  # why the model computes token sequences one by one, see `Scorer.why_apart`
+    history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # metrics of each step that was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     """Returns the metrics of a whole update, which has made at least one step, from the metrics of its steps."""
     history = train_state.history
     # A lesson also holds siblings of advantage 0 where there is a KL term; these are not learned from.
-    learned = [each for lesson in lessons_of(job) for each in lesson.examples if each.advantage != 0.0]
+    learned = [each for lesson in job.lessons for each in lesson.examples if each.advantage != 0.0]
     of_groups = [metrics for metrics in history if metrics["phase"] == "groups"]
     last_epoch = [metrics for metrics in of_groups if metrics["epoch"] == of_groups[-1]["epoch"]]
     last_phase = [metrics for metrics in history if metrics["phase"] == history[-1]["phase"]]

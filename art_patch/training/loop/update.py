@@ -5,9 +5,11 @@ start. For each step of the plan it computes forward pass, loss and gradient, cl
 make the step. At set intervals it evaluates and writes a checkpoint. At the end it publishes the LoRA by an atomic
 rename.
 
-If the process is killed at any moment, a new call with the same job and directory continues from the newest checkpoint
-and makes the same weights. If a loss, a gradient or a weight is not finite, the update is dropped: its directory is
-deleted and nothing is published.
+A checkpoint holds the LoRA's weights, the optimizer's moments and step counts, the state of torch's random number
+generator, the number of steps done, and the metrics of each step. A new one replaces the old one atomically. So if the
+process is killed at any moment, a new call with the same job and directory continues from the newest checkpoint and
+makes, bit for bit, the same policy. If a loss, a gradient or a weight is not finite, the update is dropped: its
+directory is deleted and nothing is published.
 """
 
 import math
@@ -18,18 +20,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import ENTRY, MANIFEST, Probe, publish_adapter, read_json, unpublished
+from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
-from art_patch.training.kernels.lora_layers import dropout_on
 from art_patch.training.kernels.scoring import Scorer
+from art_patch.training.loop import job as jobs
+from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of, start_scores
-from art_patch.training.loop.job import TrainJob, claim
-from art_patch.training.loop.learner import CheckpointWriter, Learner, read_train_state
-from art_patch.training.loop.loading import backend_of, default_device, load, require_machine
-from art_patch.training.loop.metrics import Notes, UpdateMetrics, step_metrics, update_metrics, why_broken, why_stop
-from art_patch.training.loop.plan import evaluated_of, plan_of
+from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of
+from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, require_machine
+from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
@@ -75,13 +79,13 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
             f"{job.target} was made of this very job, whose directory is gone; there is nothing to do"
         )
     if published:  # killed between publishing and the registration of the policy
-        return update_metrics(job, train_state)
+        return measures.update_metrics(job, train_state)
 
     progress(train_state.done, len(plan), "loading the base model")
     config = job.config
     model = load(job, default_device(ranks.rank))
     scorer = Scorer(model)
-    evaluated = [example for lesson in evaluated_of(job) for example in lesson.examples]
+    evaluated = [example for lesson in job.evaluated for example in lesson.examples]
     scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
     # Before the checkpoint's weights are restored: these are scores of the policy at the start.
     start = start_scores(job, model, scorer, directory, ranks)
@@ -100,16 +104,16 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
         with dropout_on(model, config, train_state.done, ranks.rank):
             sums = ranks.sum_each(gradients[step.phase](step.items), scorer.device)
             rehearsed = ranks.sum_each(gradients["rehearse"](step.rehearsed), scorer.device)
-        metrics = step_metrics(step, sums, rehearsed)
+        metrics = measures.step_metrics(step, sums, rehearsed)
 
         # Clip, and step unless the gradient is broken or the policy has moved far enough.
         metrics["grad_norm"] = learner.clip(ranks)
-        broken = why_broken(metrics)
+        broken = measures.why_broken(metrics)
         if broken is None:
-            train_state.stopped = why_stop(metrics, config)
+            train_state.stopped = measures.why_stop(metrics, config)
             if train_state.stopped is None:
                 metrics["weight_norm"] = learner.step(step.number)
-                broken = why_broken(metrics)
+                broken = measures.why_broken(metrics)
         if broken or (train_state.stopped and not train_state.done):
             if ranks.first:
                 shutil.rmtree(directory)  # an update must not go on from a checkpoint of broken weights
@@ -139,7 +143,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
 
     if ranks.first:
         publish(job, model, scorer)
-    return update_metrics(job, train_state)
+    return measures.update_metrics(job, train_state)
 
 
 def is_published(job: TrainJob) -> bool:
@@ -180,3 +184,91 @@ def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
     if not all(map(math.isfinite, tuned)):
         raise TrainingError("the trained policy's log-probabilities are not finite; lower --learning-rate")
     return Probe(ids_T, tuned, base, str(model.dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
+
+
+_BETAS = (0.9, 0.95)
+_WEIGHT, _RANDOM = "weight", "torch_rng"
+_FILE = "checkpoint.safetensors"
+
+
+class Learner:
+    """The AdamW optimizer of an update, for the trainable weights of a model of `load_policy`: those of the LoRA."""
+
+    def __init__(self, model: Any, config: TrainConfig) -> None:
+        self._config = config
+        self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            list(self._weights.values()), lr=config.learning_rate, betas=_BETAS, weight_decay=config.weight_decay
+        )
+
+    def clip(self, ranks: Ranks) -> float:
+        """Sums the gradients of all processes, scales them to `max_grad_norm` at most, and returns the norm before."""
+        ranks.sum_gradients(self._weights.values())
+        return float(torch.nn.utils.clip_grad_norm_(self._weights.values(), self._config.max_grad_norm))
+
+    def step(self, number: int) -> float:
+        """Lets AdamW change the weights by their gradients, clears the gradients, and returns the norm of the weights.
+
+        `number` is the step's number within its phase, from 0. At 0 the optimizer's moments are cleared. The first
+        `warmup_steps` steps of a phase use a smaller learning rate.
+        """
+        if number == 0:
+            self._optimizer.state.clear()  # moments of another phase's loss say nothing about this one
+        # Warm-up of each phase: with the moments cleared, Adam's first steps are of full size whatever the gradient.
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * min(1.0, (number + 1) / (self._config.warmup_steps + 1))
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(torch.nn.utils.get_total_norm([weight.detach() for weight in self._weights.values()]))
+
+    def arrays(self) -> Arrays:
+        """Returns the state for a checkpoint: weights, AdamW's moments and step counts, torch's random state."""
+        tensors = {f"{_WEIGHT} {name}": weight.detach() for name, weight in self._weights.items()}
+        for name, weight in self._weights.items():
+            tensors |= {f"{slot} {name}": value for slot, value in self._optimizer.state[weight].items()}
+        # Of the CPU alone; dropout seeds itself at each step, so a GPU's random numbers need not be kept.
+        tensors[_RANDOM] = torch.get_rng_state()
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores the state that `arrays()` returned; an empty mapping (no checkpoint yet) changes nothing."""
+        for key, array in arrays.items():
+            slot, _, name = key.partition(" ")
+            tensor = torch.from_numpy(array)
+            if slot == _RANDOM:
+                torch.set_rng_state(tensor)
+            elif slot == _WEIGHT:
+                with torch.no_grad():
+                    self._weights[name].copy_(tensor)
+            else:
+                weight = self._weights[name]
+                # AdamW counts its steps on the CPU, in a tensor without axes; its moments lie beside the weights.
+                self._optimizer.state[weight][slot] = tensor.to(weight.device) if tensor.dim() else tensor
+
+
+def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
+    """Reads the checkpoint in a job directory: the progress of the update, and the arrays for `Learner.restore`.
+
+    Without a checkpoint it returns the state of a new update and no arrays. Raises `TrainingError` if the checkpoint is
+    damaged or cannot be read.
+    """
+    found = jobs.read_file(directory / _FILE)
+    return (TrainState(), {}) if found is None else (TrainState(**found[1]), found[0])
+
+
+class CheckpointWriter:
+    """Writes an update's checkpoints, due `every_s` seconds after the last and after every `every_steps` steps."""
+
+    def __init__(self, directory: Path, every_s: float, every_steps: int | None = None) -> None:
+        self._path, self._every_s, self._every_steps = directory / _FILE, every_s, every_steps
+        self._kept_at = time.monotonic()
+
+    def keep(self, train_state: TrainState, learner: Learner, *, now: bool) -> None:
+        """Writes a checkpoint if one is due by time or by number of steps, or if `now`; call it after every step.
+
+        Raises `TrainingError` if the disk is full or not writable. The previous checkpoint stays valid.
+        """
+        counted = self._every_steps is not None and train_state.done % self._every_steps == 0
+        if now or counted or time.monotonic() - self._kept_at >= self._every_s:
+            jobs.write_file(self._path, jobs.file_content(learner.arrays(), asdict(train_state)))
+            self._kept_at = time.monotonic()

@@ -7,8 +7,6 @@ rows). This module sets such rows to zero where they enter a LoRA, so that they 
 vLLM imports this file in its own interpreter; the file imports no other module of ours.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 
