@@ -30,7 +30,7 @@ from art_patch.pipeline.resample_turns import resample
 from art_patch.pipeline.score_groups import group, score
 from art_patch.pipeline.train_policy import check_can_train, train
 from art_patch.rewards import OrderedJudge
-from art_patch.serving import Engine
+from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import Policy
 
@@ -41,7 +41,7 @@ _FOREVER_HOURS = 1e9
 
 def retrain(
     store: Store,
-    engine: Engine,
+    engine: EngineClient,
     judge: OrderedJudge,
     adapters: Path,
     config: CycleConfig,

@@ -80,6 +80,6 @@ class Run:
 class Cycle(Run):
     """The objects that all steps of a cycle share: those of `Run`, the engine, the adapters and a name for the log."""
 
-    engine: serving.Engine
+    engine: serving.EngineClient
     adapters: Path  # directory of the published policies; its parent is the project's directory
     who: str  # the person or job that the ledger and the audit log record

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Literal
 
-from art_patch import gate, promotion, serving
+from art_patch import gate, promotion
 from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.report import CycleReport, Outcome
+from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import JSON, Policy, PolicyState
 
@@ -124,7 +125,7 @@ class WatchReport:
 
 
 def watch_once(
-    store: Store, engine: serving.Engine | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
+    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
 ) -> WatchReport:
     """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
 
@@ -151,7 +152,7 @@ def watch_once(
 
 
 def _act_on_watch(
-    store: Store, engine: serving.Engine | None, challenger: str, verdict: promotion.WatchVerdict, who: str, at: float
+    store: Store, engine: EngineClient | None, challenger: str, verdict: promotion.WatchVerdict, who: str, at: float
 ) -> tuple[WatchOutcome, str]:
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
@@ -171,7 +172,7 @@ def _act_on_watch(
 
 def watch(
     store: Store,
-    engine: serving.Engine | None,
+    engine: EngineClient | None,
     config: promotion.CanaryConfig,
     *,
     who: str,

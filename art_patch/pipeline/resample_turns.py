@@ -189,7 +189,7 @@ class _Pace:
 
 
 def answer_again(
-    engine: serving.Engine, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
+    engine: serving.EngineClient, policy: str, call: Call, samples: int, *, temperature: float | None, priority: int = 0
 ) -> Answers:
     """Return `samples` answers of a policy to the prompt of a recorded call, with log-probabilities.
 

@@ -27,7 +27,7 @@ REASON = "trained by hand; no gate was asked"
 
 def evaluate(
     store: Store,
-    engine: serving.Engine,
+    engine: serving.EngineClient,
     judge: rewards.OrderedJudge,
     adapters: Path,
     config: CycleConfig,
@@ -98,7 +98,7 @@ class ExplicitUpdate:
 
 def run_explicit_update(
     store: Store,
-    engine: serving.Engine,
+    engine: serving.EngineClient,
     adapters: Path,
     config: training.TrainConfig,
     group_ids: Sequence[str],

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
-from art_patch.serving import Engine
+from art_patch.serving import EngineClient
 from art_patch.types import CHALLENGERS, JSON, Policy
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KEEP = 2
 
 
-def ensure_loaded(engine: Engine, name: str) -> None:
+def ensure_loaded(engine: EngineClient, name: str) -> None:
     """Load the policy unless the engine serves it already; prove it by a completion with finite log-probabilities.
 
     Raises:
@@ -54,7 +54,9 @@ def ensure_loaded(engine: Engine, name: str) -> None:
         raise AdapterRejected(f"{name} answers with log-probabilities that are no numbers. Train a new candidate")
 
 
-def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str, metrics: JSON | None = None) -> Policy:
+def promote(
+    ledger: Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None
+) -> Policy:
     """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed."""
     _prove(ledger, engine, name)
     policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics)
@@ -66,8 +68,8 @@ def promote(ledger: Ledger, engine: Engine, name: str, *, who: str, reason: str,
 
 
 def challenge(
-    ledger: Ledger, engine: Engine, name: str, *, state: Literal["shadow", "canary"], percent: float | None = None,
-    who: str, reason: str, metrics: JSON | None = None,
+    ledger: Ledger, engine: EngineClient, name: str, *, state: Literal["shadow", "canary"],
+    percent: float | None = None, who: str, reason: str, metrics: JSON | None = None,
 ) -> Policy:  # fmt: skip
     """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
 
@@ -86,7 +88,9 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
     return ledger.move(name, "canary", who=who, reason=reason, percent=percent)
 
 
-def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, metrics: JSON | None = None) -> str | None:
+def give_up(
+    ledger: Ledger, engine: EngineClient | None, *, who: str, reason: str, metrics: JSON | None = None
+) -> str | None:
     """Reject the policy under test, so that the champion answers all sessions; return its name, `None` without one."""
     if (challenger := ledger.challenger()) is None:
         return None
@@ -95,7 +99,7 @@ def give_up(ledger: Ledger, engine: Engine | None, *, who: str, reason: str, met
 
 
 def reject(
-    ledger: Ledger, engine: Engine | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
+    ledger: Ledger, engine: EngineClient | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> bool:
     """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
 
@@ -110,7 +114,7 @@ def reject(
     return False
 
 
-def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) -> Policy:
+def rollback(ledger: Ledger, engine: EngineClient | None, *, who: str, reason: str) -> Policy:
     """Make the previous champion champion again; without an engine (`None`), the next one to run loads it.
 
     Raises:
@@ -125,7 +129,7 @@ def rollback(ledger: Ledger, engine: Engine | None, *, who: str, reason: str) ->
     return ledger.move(behind[-1], "champion", who=who, reason=reason)
 
 
-def _prove(ledger: Ledger, engine: Engine, name: str) -> None:
+def _prove(ledger: Ledger, engine: EngineClient, name: str) -> None:
     if ledger.policy(name) is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
     ensure_loaded(engine, name)

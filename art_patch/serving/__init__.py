@@ -1,16 +1,15 @@
 """Serving: an engine answers OpenAI chat requests with the tokens of the policy that the request names.
 
-There are two engines behind one HTTP contract. `contract` describes the HTTP routes and `client` calls them; both
-import neither torch nor transformers. `server` answers the routes. It hands each request to `embedded`, which runs the
-model in the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them.
-`request_checks` refuses requests with parameters that the engine cannot honour.
+There are two engines behind one HTTP contract. `contract` describes the HTTP routes and has the client that calls them,
+without torch or transformers. `server` answers the routes. It hands each request to `embedded`, which runs the model in
+the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them. `request_checks`
+refuses requests with parameters that the engine cannot honour.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
-    from art_patch.serving.client import EngineClient, exact_url
-    from art_patch.serving.contract import Engine
+    from art_patch.serving.contract import EngineClient, exact_url
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.embedded.scheduler import EngineLimits
     from art_patch.serving.server import Served, run_server

@@ -18,7 +18,7 @@ from art_patch.errors import AdapterRejected, ConfigError, EngineError, Training
 from art_patch.pipeline import run_explicit_update
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine, EngineClient, EngineLimits
-from art_patch.serving.client import EngineRefused
+from art_patch.serving.contract import EngineRefused
 from art_patch.store import open_store
 from art_patch.training import TrainJob, read_job, run_job
 from art_patch.training.loop import update as publishing

@@ -15,9 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from art_patch.serving.embedded.chat_request import Grammars
 from art_patch.serving.embedded.cohort import Sampler
 from art_patch.serving.embedded.generation import SamplingParams
-from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.request_checks import ApiError
 from tests.support.asking import HELLO, LOOKUP_TOOL, PROOF, ask, assembled
 from tests.support.engines import Running

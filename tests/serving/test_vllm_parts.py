@@ -21,8 +21,8 @@ from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
 from art_patch.serving.contract import EngineFull
 from art_patch.serving.vllm import environment as environment_module
+from art_patch.serving.vllm.engine import check_request, conversation_of, rows_of
 from art_patch.serving.vllm.environment import find_vllm, look
-from art_patch.serving.vllm.forward import check_request, conversation_of, rows_of
 from art_patch.serving.vllm.process import MARK, VllmProcess, command_line, mark, marked, sweep, variables_of
 from art_patch.serving.vllm.replica import Occupancy
 from tests.support.asking import wait_until

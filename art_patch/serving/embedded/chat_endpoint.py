@@ -20,9 +20,8 @@ from typing import Any
 from art_patch._lib.asgi import Caller
 from art_patch._lib.http_guard import ApiError, error_body
 from art_patch.serving.contract import unknown_model
-from art_patch.serving.embedded.chat_request import ChatRequest, parse_chat_request
+from art_patch.serving.embedded.chat_request import ChatRequest, Grammars, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece
-from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.embedded.text import OutputText, PromptEncoder, PromptError, PromptTooLong, ToolCall
 from art_patch.serving.request_checks import ChatRoute, accepted_wait_s, parse_object
 

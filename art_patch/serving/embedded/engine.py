@@ -19,8 +19,8 @@ from art_patch import policies
 from art_patch.errors import ConfigError, ModelNotFound
 from art_patch.serving.contract import Overloaded, check_new, check_unload, unknown_model
 from art_patch.serving.embedded.chat_endpoint import ChatEndpoint
+from art_patch.serving.embedded.chat_request import Grammars
 from art_patch.serving.embedded.generation import Generation
-from art_patch.serving.embedded.grammar import Grammars
 from art_patch.serving.embedded.lora_bank import make_bank
 from art_patch.serving.embedded.scheduler import EngineLimits, Policy, Scheduler
 from art_patch.serving.embedded.text import PromptEncoder

@@ -9,8 +9,7 @@
 - `environment`  finds or builds the virtual environment of vLLM, and chooses vLLM or the embedded engine
 - `process`      starts and ends one vLLM with all its child processes, and kills what a crashed server left running
 - `replica`      keeps one vLLM alive, and sends it HTTP requests over its unix socket
-- `engine`       joins all replicas into the one engine that the contract describes
-- `forward`      checks a chat completion and passes it to a replica
+- `engine`       joins all replicas into the one engine that the contract describes, and passes it chat completions
 - `in_worker`    the only file of ours that vLLM itself imports: it corrects a bug of vLLM's CPU kernels
 
 No other module of this folder imports vLLM or torch.

@@ -26,8 +26,7 @@ import aiohttp
 
 from art_patch.errors import AdapterRejected, EngineError
 from art_patch.policies import Probe, check_probe
-from art_patch.serving.client import EngineRefused
-from art_patch.serving.contract import admit
+from art_patch.serving.contract import EngineRefused, admit
 from art_patch.serving.vllm.process import VllmProcess
 
 _log = logging.getLogger(__name__)
