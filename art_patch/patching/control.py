@@ -52,8 +52,6 @@ class Handle(AbstractContextManager["Handle"]):
 
 
 class _Process:
-    """Holds the state of the patch in this process."""
-
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # What all calls of `patch()` and `wrap()` have given so far, without defaults and environment; by the project

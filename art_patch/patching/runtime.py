@@ -20,9 +20,8 @@ from typing import Any, Literal, NamedTuple
 from art_patch._lib.faults import faults
 from art_patch._lib.forking import late_import
 from art_patch.patching.rewriting.engine_request import EngineClients
-from art_patch.patching.routing.engine_health import Breaker, is_alive
 from art_patch.patching.routing.shadow import Shadow
-from art_patch.patching.routing.target import Pins, Target, resolve
+from art_patch.patching.routing.target import Breaker, Pins, Target, is_alive, resolve
 from art_patch.patching.sdk.surfaces import compile_match
 from art_patch.recording import Recorder, Sink
 from art_patch.settings import Settings

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from art_patch.pipeline.clean_up import forget_unfinished, prune
     from art_patch.pipeline.cycle import retrain
     from art_patch.pipeline.cycle_lock import project_lock
-    from art_patch.pipeline.cycle_run import CycleConfig, Run
+    from art_patch.pipeline.cycle_run import LONG, CycleConfig, CycleReport, Run, metrics_line
     from art_patch.pipeline.promote_policy import WatchReport, watch, watch_once
-    from art_patch.pipeline.report import LONG, CycleReport, metrics_line
     from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update

@@ -6,8 +6,7 @@ formed, trains on groups that were scored, and gates a candidate that was publis
 a promotion, or by a canary test on a share of the sessions. All its other requests to the engine have a lower priority
 than the app's calls.
 
-Only one cycle at a time runs on a store, on all machines together (`cycle_lock`). Each cycle writes a report to disk
-(`report`).
+Only one cycle at a time runs on a store, on all machines together (`cycle_lock`). Each cycle writes a report to disk.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
 from art_patch.pipeline.clean_up import pruning_at_end, sweep_leftovers
 from art_patch.pipeline.cycle_lock import exclusive_cycle
-from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
+from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcome, Progress, write_report
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
-from art_patch.pipeline.report import CycleReport, Outcome, write_report
 from art_patch.pipeline.resample_turns import resample
 from art_patch.pipeline.score_groups import group, score
 from art_patch.pipeline.train_policy import check_can_train, train

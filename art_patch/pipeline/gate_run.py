@@ -87,7 +87,6 @@ def _held_out(run: Cycle, *, seed: int) -> gate.HeldOut:
 
 
 def _ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy) -> list[gate.Answered]:
-    """Return the answers of candidate and champion to each turn."""
 
     def answers_of(policy: Policy, turn: gate.Turn) -> gate.Given:
         temperature, samples = turn.call.params.get("temperature"), run.config.gate.samples

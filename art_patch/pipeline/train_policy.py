@@ -236,7 +236,6 @@ def _made(
     champion: Policy,
     config: training.TrainConfig,
 ) -> list[_Made]:
-    """Return the rows and advantages of each group."""
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
     of_siblings = [[_rows(each, champion, config) for each in group.trajectories] for group in groups]
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up

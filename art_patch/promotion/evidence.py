@@ -141,7 +141,6 @@ def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: L
 
 
 def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[ArmCall]]:
-    """Split calls at the changes of the canary's share."""
     found: list[list[ArmCall]] = [[] for _ in range(len(changes) + 1)]
     for call in calls:
         found[sum(change <= call.at for change in changes)].append(call)

@@ -8,14 +8,9 @@ and feedback, a second null hypothesis is that the policy is better by at most `
 canary is promoted as soon as both policies have answered `min_sessions` sessions; a shadow is never promoted. If
 neither happens within `max_hours`, the test ends and nothing is promoted.
 
-**Error rates**, each for all looks of one test together:
-
-- A policy that is within the tolerance on every signal is wrongly rolled back with a probability of at most `alpha`.
-  The signals share `alpha` equally (Bonferroni).
-- A policy that is not better than `margin` is wrongly promoted with a probability of at most `alpha`, which rewards and
-  feedback share.
-- The breakdown rule (`hard_share`) rolls a policy back at once if far more of its sessions fail than of the champion's.
-  It is not covered by `alpha`: it waits for no proof, because every further call would cost a user an answer.
+**Error rates**. A wrong rollback has a probability of at most `alpha` for all looks of one test together, which the
+signals share equally (Bonferroni); a wrong promotion likewise, which rewards and feedback share. The breakdown rule
+(`hard_share`) is not covered: it waits for no proof, because every further call would cost a user an answer.
 
 **Unit.** The unit is a block (`evidence.blocks`), which has values of both policies from the same time. It gives one
 difference D of their means, from -1 to 1. Nothing else is assumed about the distribution of the values. The policy's

@@ -66,13 +66,9 @@ class LocalBackend:
             gpu_memory_utilization: share of a GPU's memory that vLLM reserves; the trainer needs the rest.
             tool_parser: vLLM's name for the format in which the model writes tool calls.
         """
-        options = {
-            "engine": engine, "device": device, "dtype": dtype, "threads": threads, "max_model_len": max_model_len,
-            "max_lora_rank": max_lora_rank, "replicas": replicas, "tensor_parallel_size": tensor_parallel_size,
-            "gpu_memory_utilization": gpu_memory_utilization, "tool_parser": tool_parser,
-        }  # fmt: skip
+        given = {name: value for name, value in locals().items() if name not in ("self", "path", "store")}
         # Options that are not given are left to `art-patch serve` and its own defaults.
-        self._options = {name: str(value) for name, value in options.items() if value is not None}
+        self._options = {name: str(value) for name, value in given.items() if value is not None}
         self._home = None if path is None else Path(path)
         self._store = store
         self._runtimes: dict[tuple[str, str], ModelRuntime] = {}

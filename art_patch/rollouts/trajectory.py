@@ -24,7 +24,6 @@ _NOTE = "__art_patch_trajectory__"
 
 Message = ChatCompletionMessageParam
 Messages = list[ChatCompletionMessageParam]
-MessageOrChoice = ChatCompletionMessageParam | Choice
 MessagesAndChoices = list[ChatCompletionMessageParam | Choice]
 Tools = list[ChatCompletionToolParam]
 

@@ -13,7 +13,7 @@ import pytest
 from art_patch._lib.atomic_files import placing, replacing, write_whole
 from art_patch.demo.processes import Process
 from art_patch.errors import ConfigError
-from art_patch.pipeline.report import CycleReport, write_report
+from art_patch.pipeline.cycle_run import CycleReport, write_report
 from art_patch.rollouts.processes import ScriptChild
 from art_patch.serving.vllm.process import VllmProcess
 from art_patch.training.loop import job as job_files

@@ -24,7 +24,7 @@ import pytest
 
 from art_patch.cli import main, output
 from art_patch.cli.commands.retrain import say_cycle
-from art_patch.pipeline.report import CycleReport, write_report
+from art_patch.pipeline.cycle_run import CycleReport, write_report
 from art_patch.store import open_store
 from art_patch.types import AppReport, Score
 from tests.support.servers import Answer, error, serving

@@ -260,7 +260,7 @@ HOOKS = [
     "patching.runtime.Runtime.poll",
     "patching.runtime.resolve",
     "patching.runtime.Runtime.allows",
-    "patching.routing.engine_health.Breaker.allow",
+    "patching.routing.target.Breaker.allow",
 ]
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from art_patch.patching.routing.engine_health import Breaker
+from art_patch.patching.routing.target import Breaker
 
 
 def test_it_opens_after_five_failures_in_ten_seconds():

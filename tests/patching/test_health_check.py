@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from art_patch.patching import control, status
-from art_patch.patching.routing.engine_health import is_alive
+from art_patch.patching.routing.target import is_alive
 from art_patch.types import Route
 from tests.support.patched_sdk import CHAMPION
 from tests.support.sdk_samples import ASK
@@ -29,9 +29,9 @@ def url_of(server: socket.socket) -> str:
 
 
 def test_the_pulse(bench, silent, monkeypatch):
-    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("art_patch.patching.routing.target.TIMEOUT_S", 30.0)
     assert is_alive(bench.local.url)
-    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("art_patch.patching.routing.target.TIMEOUT_S", 0.2)
     assert not is_alive(url_of(silent))
     assert not is_alive("http://127.0.0.1:1/v1")
     assert not is_alive("https://127.0.0.1:1/v1")
@@ -46,7 +46,7 @@ def until(condition: Any) -> None:
 
 def test_new_calls_do_not_join_those_that_wait_for_a_hanging_engine(bench, client, silent, monkeypatch):
     monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("art_patch.patching.routing.target.TIMEOUT_S", 0.2)
     bench.route = Route(champion=CHAMPION, base_url=url_of(silent))
     bench.patch(first_token_timeout_s=0.1, timeout_s=300)
     first = threading.Thread(target=lambda: client.chat.completions.create(**ASK))
@@ -66,7 +66,7 @@ def test_new_calls_do_not_join_those_that_wait_for_a_hanging_engine(bench, clien
 
 def test_a_slow_engine_that_is_there_is_left_to_its_work(bench, client, monkeypatch):
     monkeypatch.setattr("art_patch.patching.runtime.HEALTH_CHECK_EVERY_S", 0.02)
-    monkeypatch.setattr("art_patch.patching.routing.engine_health.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("art_patch.patching.routing.target.TIMEOUT_S", 30.0)
     bench.local.will(Answer(hang=True))
     bench.patch(first_token_timeout_s=0.05, timeout_s=0.5)
     client.chat.completions.create(**ASK)

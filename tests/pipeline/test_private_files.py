@@ -16,7 +16,7 @@ from art_patch._lib.process import open_log
 from art_patch.cli import main
 from art_patch.feedback.links import secret_of
 from art_patch.pipeline import project_lock
-from art_patch.pipeline.report import write_report
+from art_patch.pipeline.cycle_run import write_report
 from art_patch.rewards import Judge
 from art_patch.rollouts import records
 from art_patch.settings import Settings

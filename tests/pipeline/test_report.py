@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from art_patch.pipeline import report as module
-from art_patch.pipeline.report import CycleReport, write_report
+from art_patch.pipeline import cycle_run as module
+from art_patch.pipeline.cycle_run import CycleReport, write_report
 
 METRICS: dict[str, Any] = {
     "score": {"groups": 4, "unscored": 0, "cost_usd": 0.0125},

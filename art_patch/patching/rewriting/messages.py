@@ -10,18 +10,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from art_patch._lib.loose_json import as_count, as_object, as_text, objects
-from art_patch.patching.rewriting.engine_request import merged_body, translated, why_not_carried
+from art_patch.patching.rewriting.engine_request import merged_body, why_not_carried
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter, StreamRewriter, dump
 from art_patch.patching.rewriting.responses_request import why_no_chat
 from art_patch.patching.rewriting.responses_rewriter import TranslatedStream, call_of, new_id
-from art_patch.patching.routing.target import Target
 from art_patch.recording import as_responses_request, read_messages_request
 from art_patch.settings import Settings
 
-
-def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return request options that ask the champion for a chat completion, for a call that `why_not_routed` accepts."""
-    return translated(options, target, client, read_messages_request)
+# How `surfaces.Translated` reads a request body of this API.
+read_request = read_messages_request
 
 
 def rewriter(options: Any, local: Any) -> ResponseRewriter:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from art_patch._lib.loose_json import as_list, as_object
-from art_patch.patching.rewriting.engine_request import merged_body, translated, why_not_carried
+from art_patch.patching.rewriting.engine_request import merged_body, why_not_carried
 from art_patch.patching.rewriting.responses_rewriter import ResponsesRewriter
-from art_patch.patching.routing.target import Target
 from art_patch.recording import read_responses_request
 from art_patch.settings import Settings
 
@@ -23,9 +22,8 @@ _WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 
 
-def to_engine_request(options: Any, target: Target, client: Any) -> Any:
-    """Return request options that ask the champion for a chat completion, for a call that `why_not_routed` accepts."""
-    return translated(options, target, client, read_responses_request)
+# How `surfaces.Translated` reads a request body of this API.
+read_request = read_responses_request
 
 
 def rewriter(options: Any, local: Any) -> ResponsesRewriter:

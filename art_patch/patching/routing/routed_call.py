@@ -21,8 +21,15 @@ from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
-from art_patch.patching.routing.engine_health import is_about_the_engine, is_connect_timeout, reason, room_in_s
-from art_patch.patching.routing.target import Key, Target, sticky_key
+from art_patch.patching.routing.target import (
+    Key,
+    Target,
+    is_about_the_engine,
+    is_connect_timeout,
+    reason,
+    room_in_s,
+    sticky_key,
+)
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of

@@ -21,8 +21,7 @@ from art_patch._lib.ids import new_id
 from art_patch.context import suppress
 from art_patch.patching.rewriting.engine_request import engine_client, sdk, timeout_of
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, ResponseRewriter
-from art_patch.patching.routing.engine_health import room_in_s
-from art_patch.patching.routing.target import Target
+from art_patch.patching.routing.target import Target, room_in_s
 from art_patch.recording import Exchange, Recorder
 from art_patch.settings import Settings
 from art_patch.types import WAIT_HEADER, TrajectoryInfo

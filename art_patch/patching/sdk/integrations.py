@@ -70,7 +70,6 @@ def find_integrations() -> Iterator[EntryPoint]:
 
 
 def _packages() -> Iterator[Distribution]:
-    """Yield the packages that may have an integration."""
     # `importlib.metadata` opens the file of every package through `pathlib`, which takes twice the time, and `patch()`
     # waits for it. So plain directories are read here; zip files, eggs and other finders are left to it.
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):

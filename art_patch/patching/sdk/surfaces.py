@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from art_patch._lib.faults import faults
-from art_patch.patching.rewriting.engine_request import to_engine_request, why_not_routed
+from art_patch.patching.rewriting.engine_request import to_engine_request, translated, why_not_routed
 from art_patch.patching.rewriting.response_rewriter import ResponseRewriter
 from art_patch.patching.routing.target import Target
 from art_patch.settings import Match, Settings
@@ -70,7 +70,7 @@ class Translated(Chat):
 
     def to_engine_request(self, options: Any, target: Target, client: Any) -> Any:
         """Return the request options of a chat completion, translated from this call."""
-        return import_module(self._module).to_engine_request(options, target, client)
+        return translated(options, target, client, import_module(self._module).read_request)
 
     def rewriter(self, options: Any, local: Any) -> ResponseRewriter:
         """Return a rewriter that turns the engine's chat answer into one of this API."""

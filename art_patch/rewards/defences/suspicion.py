@@ -1,17 +1,9 @@
 """The decisions of `judge_batch`: which scores of a judge that can be fooled count. Pure; deterministic for a seed.
 
-- **Agreement**: a group that is judged in two orders must get similar scores in both. Otherwise its scores measure
-  position bias, and it is quarantined.
-- **Flags**: an attempt is flagged if its transcript addresses the judge (`injection`). If the policy itself wrote that
-  text, the attempt's score is capped. If a user or a tool wrote it, it is only reported, because the policy did not
-  choose it.
-- **Length**: an alarm is raised if, over the batch, longer attempts clearly tend to score higher.
-- **Users**: the groups of one user are at most a given share of a batch.
-- **Planted answers**: some groups are copied with a sibling that is bad for certain. A judge that gives such siblings
-  high scores would teach nonsense, so the batch is quarantined if it does so too often. Planted answers are made of the
-  groups' own material, so the judge can recognise them by their quality only.
-
-A defence with too little data to decide does nothing. A group whose siblings are all equal passes every defence.
+`docs/pages/explanation/ruler-defences.md` lists the defences. An attempt whose transcript addresses the judge is capped
+only if the policy itself wrote that text: what a user or a tool wrote, the policy did not choose. Planted answers are
+made of the groups' own material, so the judge can recognise them by their quality only. A defence with too little data
+to decide does nothing. A group whose siblings are all equal passes every defence.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class PromptEncoder:
         Raises `PromptTooLong` before the work for a prompt that cannot have `most_tokens` tokens or fewer.
         """
         # Each message begins with a token of its own, and a token stands for at most the longest one's characters.
-        if len(messages) > most_tokens or _length(messages) > most_tokens * self._longest:
+        if len(messages) > most_tokens or _characters(messages) > most_tokens * self._longest:
             raise PromptTooLong("the messages have more text than that")
         try:
             text = self._tokenizer.apply_chat_template(
@@ -96,8 +96,7 @@ class PromptEncoder:
         return self._entries[token_id]
 
 
-def _length(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the number of characters of the messages' contents."""
+def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
     contents = [message.get("content") or "" for message in messages]
     return sum(len(text) if isinstance(text, str) else sum(len(part["text"]) for part in text) for text in contents)
 

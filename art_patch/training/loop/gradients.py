@@ -109,7 +109,6 @@ def _computed(
 
 @torch.no_grad()
 def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: Ranks) -> Tensor:
-    """Returns the log-probabilities of all examples, one after another."""
     first = [0, *accumulate(example.sampled for example in examples)]
     # Each process fills in its own examples and leaves 0 elsewhere, so the sum over processes holds all of them.
     flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
