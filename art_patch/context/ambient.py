@@ -30,25 +30,18 @@ _KEY = otel.create_key("art-patch-ambient")
 
 
 class Ambient:
-    """The trajectory, span, group and suppression that apply to a piece of code; fixed from when its block is entered.
-
-    Attributes:
-        open: the innermost trajectory; `None` outside of every trajectory.
-        outer: the surroundings of the nearest outer block that has not ended; `None` if there is none.
-        thread: id of the thread that entered the innermost block; 0 for a copy, which never ends.
-        ended: whether the program has left the innermost block.
-    """
+    """The trajectory, span, group and suppression that apply to a piece of code; fixed when its block is entered."""
 
     __slots__ = ("ended", "group_key", "open", "outer", "span_id", "suppressed", "thread")
 
     def __init__(self) -> None:
-        self.open: OpenTrajectory | None = None
+        self.open: OpenTrajectory | None = None  # the innermost trajectory
         self.span_id: str | None = None
         self.group_key: str | None = None
         self.suppressed = False
-        self.outer: Ambient | None = None
-        self.thread = 0
-        self.ended = False
+        self.outer: Ambient | None = None  # of the nearest outer block that has not ended
+        self.thread = 0  # id of the thread that entered the innermost block; 0 for a copy, which never ends
+        self.ended = False  # whether the program has left the innermost block
 
     def copy(self) -> Ambient:
         """Return a copy for a nested block. The caller changes the copy before it enters the block."""
@@ -60,20 +53,16 @@ class Ambient:
 
 @dataclass(slots=True)
 class Identity:
-    """The trajectory, span and group that a call, score or span belongs to, read at the moment it starts.
+    """The trajectory, span and group that a call, score or span belongs to, read at the moment it starts."""
 
-    Attributes:
-        trajectory: the explicit trajectory, or that of the active OpenTelemetry trace. With `None` the recorder looks
-            for an earlier conversation that the call extends (stitching).
-        suppressed: whether the call is inside `suppress()`, and so neither recorded nor routed.
-        otel_context: the OpenTelemetry context in which the call started, for the span that `recording` makes of it;
-            `None` if the app's own instrumentation has made a span of this call already.
-    """
-
+    # The explicit trajectory, or that of the active OpenTelemetry trace. With `None` the recorder looks for an earlier
+    # conversation that the call extends (stitching).
     trajectory: TrajectoryInfo | None = None
     span_id: str | None = None
     group_key: str | None = None
-    suppressed: bool = False
+    suppressed: bool = False  # whether the call is inside `suppress()`, and so neither recorded nor routed
+    # The OpenTelemetry context in which the call started, for the span that `recording` makes of it; `None` if the
+    # app's own instrumentation has made a span of this call already.
     otel_context: otel.Context | None = field(default=None, compare=False, repr=False)
 
 
@@ -228,18 +217,14 @@ MOST_SPANS = 10_000
 
 
 class OpenTrajectory:
-    """A trajectory whose `with` block, or whose run of an integration, has not ended.
-
-    Attributes:
-        used: whether anything was recorded under the trajectory. An unused one leaves no row in the store.
-        waiting: steps that ended and what was scored before the first call; they are stored after that call.
-    """
+    """A trajectory whose `with` block, or whose run of an integration, has not ended."""
 
     __slots__ = ("info", "used", "waiting")
 
     def __init__(self, info: TrajectoryInfo) -> None:
         self.info = info
-        self.used = False
+        self.used = False  # whether anything was recorded under it. An unused trajectory leaves no row in the store
+        # Steps that ended and what was scored before the first call; they are stored after that call.
         self.waiting: list[SpanInfo | Score | Correction] = []
 
     def waited(self) -> list[SpanInfo | Score | Correction]:
@@ -251,16 +236,12 @@ class OpenTrajectory:
 
 
 class RegisteredSpan(NamedTuple):
-    """An OpenTelemetry span that an integration has registered.
-
-    Attributes:
-        step_id: the step of the trajectory that this span stands for, or that contains the span.
-        below: id of art_patch's own span that was active when this span began. If a different one is active later, it
-            was opened inside this span and is the parent of new calls.
-    """
+    """An OpenTelemetry span that an integration has registered."""
 
     open: OpenTrajectory
-    step_id: str | None
+    step_id: str | None  # the step of the trajectory that this span stands for, or that contains the span
+    # Id of art_patch's own span that was active when this span began. If a different one is active later, it was opened
+    # inside this span and is the parent of new calls.
     below: str | None
 
 
