@@ -19,8 +19,7 @@ from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
 from art_patch.store import Store
 from art_patch.types import Policy
 
-GATE_RUNS = "gate"
-"""Name of the project's directory for scratch stores, which exist only while a gate repeats runs."""
+GATE_RUNS = "gate"  # name of the project's directory for scratch stores, which exist only while a gate repeats runs
 
 
 def sweep_leftovers(run: Cycle, champion: Policy) -> None:

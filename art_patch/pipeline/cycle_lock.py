@@ -19,10 +19,8 @@ from art_patch.pipeline.cycle_run import Progress
 from art_patch.store import Lease, Leases, Store, lost
 
 LEASE = "cycle"
-BEAT_S = 5.0
-"""Seconds between two renewals of the lease."""
-WATCH_S = 30.0
-"""An owner on another machine that does not renew its lease for this many seconds counts as dead."""
+BEAT_S = 5.0  # seconds between two renewals of the lease
+WATCH_S = 30.0  # an owner on another machine that does not renew its lease for this many seconds counts as dead
 
 
 class CycleLease:

@@ -20,8 +20,7 @@ from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import JSON, Policy, PolicyState
 
-EVERY_S = 5.0
-"""Seconds between two comparisons of the policy under test with the champion."""
+EVERY_S = 5.0  # seconds between two comparisons of the policy under test with the champion
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]

@@ -20,12 +20,10 @@ from art_patch.errors import ArtPatchError, EngineError
 from art_patch.store import Ledger
 from art_patch.types import Route
 
-EVERY_S = 2.0
-"""Seconds between two checks of the server, its policies and the route."""
+EVERY_S = 2.0  # seconds between two checks of the server, its policies and the route
 MISSES = 2
 """Number of checks in a row in which the route's server does not answer before another server takes the route over."""
-RETRY_S = 30.0
-"""Seconds to wait after a failed load before the same policy is loaded again."""
+RETRY_S = 30.0  # seconds to wait after a failed load before the same policy is loaded again
 
 log = logging.getLogger("art_patch.serve")
 

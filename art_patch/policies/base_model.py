@@ -25,17 +25,14 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A base model's checkpoint: its directory, its fingerprint, and the shape of every tensor.
-
-    Attributes:
-        sha256: Fingerprint of its config, the headers and sizes of its weight files, and 4 KiB of each tensor. An
-            adapter fits this base only if the adapter's manifest names the same fingerprint.
-        weight_shapes: Maps the name of each tensor in the checkpoint, such as `model.layers.0.mlp.up_proj.weight`, to
-            its shape. A language head that is tied to the embedding is in no file, but is listed as `lm_head.weight`.
-    """
+    """A base model's checkpoint: its directory, its fingerprint, and the shape of every tensor."""
 
     directory: Path
+    # Fingerprint of its config, the headers and sizes of its weight files, and 4 KiB of each tensor. An adapter fits
+    # this base only if the adapter's manifest names the same fingerprint.
     sha256: str
+    # Maps the name of each tensor in the checkpoint, such as `model.layers.0.mlp.up_proj.weight`, to its shape. A
+    # language head that is tied to the embedding is in no file, but is listed as `lm_head.weight`.
     weight_shapes: dict[str, tuple[int, ...]] = field(repr=False)
 
 

@@ -68,21 +68,14 @@ _MOST_CHANGE = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A few tokens and the log-probabilities that the trainer computed for them, at temperature 1.
+    """A few tokens and the log-probabilities that the trainer computed for them, at temperature 1."""
 
-    Attributes:
-        token_ids: The context tokens. At each position but the last, one possible next token is scored.
-        logprobs: Log-probability of each scored token with the LoRA; one fewer than `token_ids`.
-        base_logprobs: Log-probability of the same tokens under the base model without the LoRA.
-        dtype: Precision in which the trainer computed, such as "bfloat16".
-        target_ids: The scored tokens: at each position the likeliest next one with the LoRA, because engines report no
-            others. In older manifests the list is empty, and the scored token is the next one of `token_ids`.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    base_logprobs: tuple[float, ...]
-    dtype: str
+    token_ids: tuple[int, ...]  # the context tokens. At each position but the last, one possible next token is scored
+    logprobs: tuple[float, ...]  # log-probability of each scored token with the LoRA; one fewer than `token_ids`
+    base_logprobs: tuple[float, ...]  # log-probability of the same tokens under the base model without the LoRA
+    dtype: str  # precision in which the trainer computed, such as "bfloat16"
+    # The scored tokens: at each position the likeliest next one with the LoRA, because engines report no others. In
+    # older manifests the list is empty, and the scored token is the next one of `token_ids`.
     target_ids: tuple[int, ...] = ()
 
     @property

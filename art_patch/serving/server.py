@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.vllm.engine import VllmEngine
 
-Served: TypeAlias = "EmbeddedEngine | VllmEngine"
-"""An engine in this process, as the server calls it."""
+Served: TypeAlias = "EmbeddedEngine | VllmEngine"  # an engine in this process, as the server calls it
 
 _CHAT, _LOAD, _UNLOAD = "/v1/chat/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _KEY = b"authorization"  # the header

@@ -43,21 +43,14 @@ class TooSlow(InvalidAnswer):
 
 @dataclass(frozen=True, slots=True)
 class ResponseRewriter:
-    """Checks and rewrites the engine's answer to one request.
+    """Checks and rewrites the engine's answer to one request."""
 
-    Attributes:
-        policy: name of the policy that was asked; an answer of any other model is invalid.
-        requested_model: the model name in the app's request, which the rewritten answer shows.
-        n: number of choices that the app has asked for.
-        keeps_logprobs: whether the app has asked for log-probabilities itself; so too `keeps_token_ids`.
-        takes_empty: whether an answer without text, tool call, refusal or audio is accepted.
-    """
-
-    policy: str
-    requested_model: str
-    n: int
-    keeps_logprobs: bool
+    policy: str  # name of the policy that was asked; an answer of any other model is invalid
+    requested_model: str  # the model name in the app's request, which the rewritten answer shows
+    n: int  # number of choices that the app has asked for
+    keeps_logprobs: bool  # whether the app has asked for log-probabilities itself; so too `keeps_token_ids`
     keeps_token_ids: bool
+    # Whether an answer without text, tool call, refusal or audio is accepted.
     takes_empty: bool = field(default=False, kw_only=True)
 
     def whole(self, body: bytes) -> bytes:
@@ -178,8 +171,7 @@ class StreamRewriter:
         unread: the bytes that `feed` began to process last. If it fails, the app gets them unchanged.
     """
 
-    shows_reasoning = True
-    """Whether the app sees reasoning as it comes, which may take minutes."""
+    shows_reasoning = True  # whether the app sees reasoning as it comes, which may take minutes
 
     def __init__(self, rewriter: ResponseRewriter) -> None:
         self._rewriter = rewriter

@@ -41,29 +41,22 @@ NO_KEY = "none"
 # Not a tuple, although making one is faster: error reporters show the items of tuples, which would reveal the key.
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The engine, policies and mode for calls. It is immutable, so that a call uses the same values from start to end.
+    """The engine, policies and mode for calls; immutable, so that a call uses the same values from start to end."""
 
-    Attributes:
-        mode: the current mode: that of the store, or the app's own if the store has none.
-        canary_percent: percentage of sessions that the champion answers in mode `canary`.
-        engine_since: when the engine wrote its address to the store; it tells two engines at the same address apart.
-        challenger: name of the policy under test (canary or shadow), on the same engine.
-        challenger_percent: percentage of the sessions answered by policies that go to the canary.
-        unknown: why no policy can be asked although the mode is `route`; the records of such calls hold it.
-    """
-
-    mode: Mode
+    mode: Mode  # the current mode: that of the store, or the app's own if the store has none
     champion: str | None
     base_url: str | None
     api_key: str = field(default=NO_KEY, repr=False)
     timeout_s: float = 30.0
     first_token_timeout_s: float = 2.0
     connect_timeout_s: float = 0.25
-    canary_percent: float = 0.0
+    canary_percent: float = 0.0  # percentage of sessions that the champion answers in mode `canary`
+    # When the engine wrote its address to the store; it tells two engines at the same address apart.
     engine_since: float | None = None
-    challenger: str | None = None
+    challenger: str | None = None  # name of the policy under test (canary or shadow), on the same engine
     challenger_state: Literal["shadow", "canary"] | None = None
-    challenger_percent: float = 0.0
+    challenger_percent: float = 0.0  # percentage of the sessions answered by policies that go to the canary
+    # Why no policy can be asked although the mode is `route`; the records of such calls hold it.
     unknown: str | None = None
 
     @property

@@ -70,20 +70,14 @@ BYPASSES: tuple[Bypass, ...] = (
 
 
 class Watched(NamedTuple):
-    """A way to send calls without the OpenAI SDK, and the functions by which its use is counted.
+    """A way to send calls without the OpenAI SDK, and the functions by which its use is counted."""
 
-    Attributes:
-        name: its name in `status().bypasses` and in the warning.
-        package: the package's name in `BYPASSES`, which holds the cure.
-        places: the functions to wrap, as `Class.function`. Each call runs one of them, once.
-        passes: returns whether the call of an object of that class, with these positional arguments, bypasses the SDK.
-            Without it, every call does.
-    """
-
-    name: str
-    package: str
+    name: str  # its name in `status().bypasses` and in the warning
+    package: str  # the package's name in `BYPASSES`, which holds the cure
     module: str
-    places: tuple[str, ...]
+    places: tuple[str, ...]  # the functions to wrap, as `Class.function`. Each call runs one of them, once
+    # Returns whether the call of an object of that class, with these positional arguments, bypasses the SDK. Without
+    # it, every call does.
     passes: Callable[..., bool] | None = None
 
 
