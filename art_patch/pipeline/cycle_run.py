@@ -101,21 +101,17 @@ Outcome = Literal[
 
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""
-KEPT = 200
-"""Number of reports that are kept; older ones are deleted."""
+KEPT = 200  # number of reports that are kept; older ones are deleted
 _WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure of a user does not look into reports
 
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """The result of a cycle.
+    """The result of a cycle."""
 
-    Attributes:
-        outcome: how the cycle ended. `canary`: a policy is now under test on the app's traffic. `waits for approval`:
-            the candidate won, and a person decides. `out of time`, `not idle`: the remaining steps are left to the next
-            cycle. `failed` appears in report files only, because the cycle raised an error instead of returning.
-    """
-
+    # How the cycle ended. `canary`: a policy is now under test on the app's traffic. `waits for approval`: the
+    # candidate won, and a person decides. `out of time`, `not idle`: the remaining steps are left to the next cycle.
+    # `failed` appears in report files only, because the cycle raised an error instead of returning.
     outcome: Outcome
     reason: str
     champion: str | None  # which serves when the cycle ends
