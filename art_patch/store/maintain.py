@@ -188,7 +188,6 @@ class Maintenance(Part):
             files.check_room(path)
             with under_the_lock(path) as connection:
                 connection.execute("VACUUM")
-                connection.execute("PRAGMA optimize")
             scrub(self._database)  # VACUUM writes the whole file into the log
         return Vacuumed(gone["nodes"], gone["token_blocks"], gone["blobs"], before, self._size(path))
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Text, and_, cast, false, func, or_, select
 
 from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.errors import ConfigError
@@ -186,7 +186,7 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
             at, key = first_to_go
             # By time and then by id, because runs of the same moment must be told apart.
             conditions.append(or_(last < at, and_(last == at, _T.c.id <= key)))
-    return or_(*conditions) if conditions else _T.c.id.is_(None)  # matches nothing: there are at most `keep` runs
+    return or_(*conditions) if conditions else false()  # there are at most `keep` runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +260,14 @@ def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
     ids = list(dict.fromkeys([*_replays(connection, ids), *ids]))
     copies: dict[str, None] = {}
     for some in some_of(ids):
-        first = connection.scalar(select(func.min(_C.c.started_at)).where(_C.c.trajectory_id.in_(some)))
+        # Not `min` in SQL: PostgreSQL would walk the index of times from the project's first call on.
+        began = connection.scalars(select(_C.c.started_at).where(_C.c.trajectory_id.in_(some)))
+        first = min(began, default=None)
         if first is None:
             continue
         originals = select(_C.c.id).where(_C.c.trajectory_id.in_(some))
         # `shadow_of` has no index. A copy starts after its original, so this bound saves reading all calls ever made.
-        query = select(_C.c.trajectory_id).where(_C.c.started_at >= first, _C.c.shadow_of.in_(originals)).distinct()
+        query = select(_C.c.trajectory_id).where(_C.c.started_at >= first, _C.c.shadow_of.in_(originals))
         copies |= dict.fromkeys(connection.scalars(query))
     return list(dict.fromkeys([*copies, *ids]))
 

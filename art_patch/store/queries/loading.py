@@ -28,7 +28,9 @@ def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> Sele
     """Return the query for `(id, parent, body)` of the rows `leaves` and all their ancestors."""
     above = select(table.c.id, table.c.parent).where(table.c.id.in_(leaves)).cte(recursive=True)
     up = table.alias()
-    above = above.union(select(up.c.id, up.c.parent).join(above, up.c.id == above.c.parent))
+    # Not a join: the databases cannot know that few rows climb, and would read the whole table to join them at once.
+    parent = select(up.c.parent).where(up.c.id == above.c.parent).scalar_subquery()
+    above = above.union(select(above.c.parent, parent).where(above.c.parent != ROOT))
     return select(table.c.id, table.c.parent, body).where(table.c.id.in_(select(above.c.id)))
 
 

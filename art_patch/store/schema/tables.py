@@ -116,7 +116,7 @@ trajectories = _table(
     _index("trajectories_user", "user_id", where="user_id IS NOT NULL"),
     _index("trajectories_session", "session_id", where="session_id IS NOT NULL"),
     _index("trajectories_recent", "last_call_at"),
-    _index("trajectories_group", "group_id"),
+    _index("trajectories_group", "group_id", where="group_id IS NOT NULL"),
     id=_key(Text), origin=Text, started_at=Float, ended_at=_null(Float), last_call_at=_null(Float),
     name=_null(Text), scenario_key=_null(Text), group_key=_null(Text), session_id=_null(Text), user_id=_null(Text),
     tags=JSON, metadata=JSON, error=_null(Text),
@@ -161,6 +161,7 @@ scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_
 groups = _table(
     "groups",
     _index("groups_state", "state", "held_out"),
+    _index("groups_scenario", "scenario_key"),  # an erasure asks whether a scenario has groups left
     id=_key(Text), scenario_key=Text, how=Text, held_out=sa.Boolean, created_at=Float,
     state=Text, reason=_null(Text), policy=_null(Text),
     claimed_by=_null(Text), claimed_until=_null(Float),  # nobody writes them

@@ -129,6 +129,7 @@ CREATE TABLE groups (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
+CREATE INDEX groups_scenario ON groups (project_id, scenario_key);
 CREATE INDEX groups_state ON groups (project_id, state, held_out);
 CREATE TABLE judgements (
   id TEXT NOT NULL,
@@ -304,7 +305,7 @@ CREATE TABLE trajectories (
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
 );
-CREATE INDEX trajectories_group ON trajectories (project_id, group_id);
+CREATE INDEX trajectories_group ON trajectories (project_id, group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX trajectories_recent ON trajectories (project_id, last_call_at);
 CREATE INDEX trajectories_session ON trajectories (project_id, session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX trajectories_ungrouped ON trajectories (project_id, last_call_at) WHERE group_id IS NULL;
