@@ -8,11 +8,12 @@ below it. The first sentence of that text is the help text of the option.
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from art_patch._lib.key_files import engine_key
 from art_patch._lib.option import Option
@@ -34,19 +35,18 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    home: Annotated[Path | None, Option(env=True)] = None
+    """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
+
     project: Annotated[str, Option(env=True)] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the project: one agent's traffic and policies. Each project has its own directory and, by default, its
     own store. A process has one project, and others for single clients (`wrap(client, project=...)`)."""
 
-    home: Annotated[Path | None, Option(env=True)] = None
-    """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
-
     store: Annotated[str | None, Option(env=True)] = Field(default=None, repr=False)
     """Database of the project: a file, or a URL. Write a path, `sqlite:///PATH`, or
     `postgresql+psycopg://user@host/database` where several machines share the store. Default:
-    `<home>/<project>/store.db`. The URL may hold a password, so it is never shown. A store belongs to the project that
-    created it. Another project needs another file or database, or its own schema, named by
-    `?options=-csearch_path%3DSCHEMA`."""
+    `<home>/<project>/store.db`. The URL may hold a password, so it is never shown. A store holds any number of
+    projects, each with rows of its own. `?options=-csearch_path%3DSCHEMA` names another schema than `public`."""
 
     mode: Annotated[Mode, Option(env=True)] = "route"
     """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
@@ -201,6 +201,19 @@ class Settings(BaseModel):
 
     keep_trajectories: int | None = Field(default=None, ge=0)
     """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: no trajectory is deleted."""
+
+    @field_validator("project")
+    @classmethod
+    def _own_directory(cls, project: str, info: ValidationInfo) -> str:
+        if project.lower() == "environments":
+            raise ValueError("`art-patch init` has its environments in the directory of that name; choose another one")
+        home, there = info.data.get("home") or _user_data(), list[str]()
+        with suppress(OSError):
+            there = os.listdir(home)
+        for other in there if project not in there else ():
+            if other.lower() == project.lower():  # some disks take both for one
+                raise ValueError(f"there is a project {other!r}; choose a name that differs in more than its case")
+        return project
 
     @field_validator("match", mode="before")
     @classmethod

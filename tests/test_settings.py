@@ -137,3 +137,22 @@ def test_an_env_file_that_is_wrong_is_one_error_without_its_words(text: str | No
     assert "secret" not in line
     done = run_with_file(text, "status", "--json", tmp_path=tmp_path)
     assert done.stdout.startswith('{"error": "ConfigError"')
+
+
+def test_projects_that_a_disk_may_take_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "Shop").mkdir()
+    assert load_settings(home=tmp_path, project="Shop").directory == tmp_path / "Shop"
+    assert load_settings(home=tmp_path / "other", project="shop").project == "shop"
+    with pytest.raises(ConfigError, match=r"^project: there is a project 'Shop'; choose a name that differs in more"):
+        load_settings(home=tmp_path, project="shop")
+    (tmp_path / "shop").mkdir()  # on a disk that tells them apart, somebody may have both already
+    assert load_settings(home=tmp_path, project="shop").project == "shop"
+    monkeypatch.setenv("ART_PATCH_PROJECT", "sHOP")
+    with pytest.raises(ConfigError, match=r"^ART_PATCH_PROJECT: there is a project"):
+        load_settings(home=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["environments", "Environments"])
+def test_no_project_shares_the_directory_of_the_environments(name: str):
+    with pytest.raises(ConfigError, match=r"^project: `art-patch init` has its environments in the directory of that"):
+        load_settings(project=name)

@@ -139,9 +139,9 @@ def patch(
     is not given comes from its `ART_PATCH_*` variable, then from its default. `Settings` documents each setting.
 
     Args:
-        project: name of the project. Each project has its own store and policies.
+        project: name of the project. Each project has its own traffic and policies, also in a shared store.
         home: directory that contains the directories of all projects.
-        store: path or URL of the project's database. Default: a SQLite file in the project's directory.
+        store: path or URL of a database, which projects may share. Default: a SQLite file in the project's directory.
         mode: `off`, `record`, `shadow`, `canary` or `route`. `art-patch mode` may overrule it while the app runs.
         match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.

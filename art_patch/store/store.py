@@ -84,14 +84,14 @@ def _open_database(
     Args:
         url: `sqlite:////absolute/path/store.db`, or `postgresql+psycopg://user:password@host:5432/database`, whose
             query may hold any other parameter of libpq.
-        create: make the store if it is missing, and give a store without a project to `project`.
-        project: the project that the store must belong to; `None` accepts any.
+        create: make the store if it is missing, and add `project` to it if it is new.
+        project: the project whose rows are read and written; `None` is the only one of the store.
         trouble: called when a store had to be made again. With it, a corrupt SQLite file is renamed and a new store
             begins; without it, a corrupt file stays as it is and raises `StoreError`.
 
     Raises:
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or the driver is not installed.
-        WrongProject: if the store belongs to another project.
+        WrongProject: if the store has other projects only, and `create` is false.
         StoreError: if it cannot be opened, is not a store, was made by an unreleased version, or is missing and
             `create` is false.
         StoreTooNew: if a newer release made it.

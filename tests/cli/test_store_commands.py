@@ -247,3 +247,24 @@ def test_stats_and_vacuum_and_backup(home: Path, tmp_path: Path):
     assert target.stat().st_mode & 0o777 == 0o600
     fails(art_patch(home, "store", "backup", target), 8, "overwrites nothing")
     assert facts(art_patch(home, "store", "backup", tmp_path / "b.db", "--json"))["path"] == str(tmp_path / "b.db")
+
+
+def test_projects_lists_the_rest_if_a_store_cannot_be_read(home: Path):
+    for name in ("broken", "foreign"):
+        (home / name).mkdir()
+    (home / "broken" / "store.db").write_bytes(b"no database" * 100)
+    with closing(sqlite3.connect(home / "foreign" / "store.db")) as raw:
+        raw.execute("CREATE TABLE others (id)")
+    listed = art_patch(home, "projects")
+    assert listed.returncode == 8
+    assert "agent@1" in listed.stdout
+    said = listed.stderr.splitlines()
+    assert [("broken/store.db" in line, "foreign/store.db" in line) for line in said] == [(True, False), (False, True)]
+    assert all(line.startswith("art-patch: store ") for line in said)
+    answered = art_patch(home, "projects", "--json")
+    found = json.loads(answered.stdout)
+    assert answered.returncode == 8
+    assert [one["champion"] for one in found["projects"]] == ["agent@1"]
+    assert [words in text for words, text in zip(("not a database", "not a store"), found["unreadable"], strict=True)]
+    alone = art_patch(home, "projects", "--store", str(home / "foreign" / "store.db"))
+    assert (alone.returncode, alone.stdout, "not a store of art_patch" in alone.stderr) == (8, "", True)

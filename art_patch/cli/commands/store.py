@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ from art_patch.cli.commands.status import APPS_SEEN_S
 from art_patch.cli.options import ActingProject, Project, duration_s
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ArtPatchError, ConfigError, StoreError
 from art_patch.types import CHALLENGERS, Policy
 
 _DAY_S = 86_400.0
@@ -107,18 +108,34 @@ def grant(
 
 @command
 def projects(place: Project) -> None:
-    """List all projects of the store, or without --store of every store in the home directory, and who serves them."""
+    """List all projects of the store, or without --store of every store in the home directory, and who serves them.
+
+    Stores that cannot be read are named at the end, and then the exit code is theirs.
+    """
     settings = place.settings()
     urls = [settings.store_url] if settings.store else []
     for path in () if urls else sorted(settings.directory.parent.glob(f"*/{store.DEFAULT_NAME}")):
         urls += [f"sqlite:///{path}"] if path.stat().st_size else []
     found: list[dict[str, Any]] = []
+    failed: list[ArtPatchError] = []
     for url in urls:
-        with closing(store.open_store(url, create=False)) as opened:
-            its = opened.maintain.projects(seen_since=time.time() - APPS_SEEN_S)
-        found += [{"store": store.without_password(url), **one} for one in its]
-    if place.answered({"projects": found}):
-        return
+        try:
+            with closing(store.open_store(url, create=False)) as opened:
+                its = opened.maintain.projects(seen_since=time.time() - APPS_SEEN_S)
+            found += [{"store": store.without_password(url), **one} for one in its]
+        except ArtPatchError as error:
+            failed.append(error)
+    if failed and not found:
+        raise failed[0]
+    if not place.answered({"projects": found, "unreadable": list(map(str, failed))}):
+        _show_projects(found)
+        for error in failed:
+            output.fail(error, as_json=False)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _show_projects(found: Sequence[dict[str, Any]]) -> None:
     table, now = output.table("project", "champion", "engine", "mode", "apps", "calls", "last call"), time.time()
     for one in found:
         last = "" if one["last_call_at"] is None else f"{output.ago(now - one['last_call_at'])} ago"
