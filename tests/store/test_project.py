@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, exists, select, update
 
-from art_patch.errors import WrongProject
+from art_patch.errors import StoreError, WrongProject
 from art_patch.store import Store, open_store, read_route
 from art_patch.store.schema import tables
 from art_patch.store.schema.tables import whole
+from art_patch.types import Score
 from tests.support.postgres import Execute
 from tests.support.statements import Watch, unlimited
 from tests.support.store_samples import call, info
@@ -124,6 +127,83 @@ def test_a_writer_adds_its_project_to_another_file_that_took_the_place(sqlite_ur
     foreign = open_store(sqlite_url, project="billing")
     assert [run.id for run in foreign.read.recent()] == ["t1"]
     foreign.close()
+
+
+@pytest.fixture
+def make_anew(url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Deletes the store, behind the back of those who have it open, and makes one whose first project is `billing`."""
+
+    def write(into: str) -> None:
+        other = open_store(into, project="billing")
+        other.write([info("theirs"), call("b1", "theirs")])
+        other.ledger.set_mode("off", who="t")
+        other.close()
+
+    def on_server() -> None:
+        server, database = request.getfixturevalue("server"), request.getfixturevalue("database")
+        server.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public", database)
+        write(url)
+
+    def as_file() -> None:
+        path, other = Path(url.removeprefix("sqlite:///")), tmp_path / "other.db"
+        write(f"sqlite:///{other}")
+        for file in path.parent.glob(f"{path.name}-[sw]*"):
+            file.unlink()
+        other.replace(path)
+
+    return as_file if url.startswith("sqlite") else on_server
+
+
+def again(operation: Callable[[], Any]) -> Any:
+    try:
+        return operation()
+    except StoreError as error:
+        assert "was made anew by another process; try again" in str(error)
+        return operation()
+
+
+def test_an_open_store_that_others_made_anew_reaches_no_project_of_theirs(url: str, make_anew: Callable[[], None]):
+    store, idle = open_store(url, project="shop"), open_store(url, create=False, project="shop")
+    store.write([info("mine"), call("c1", "mine")])
+    assert len(idle.read.recent()) == 1
+    # On SQLite an open connection goes on reading the deleted file. One more is to the new file.
+    busy = [one._database._calls.connect() for one in (store, idle)] if url.startswith("sqlite") else []
+    make_anew()
+    with pytest.raises(WrongProject, match="has no project 'shop', but: billing"):
+        again(idle.read.recent)
+    assert again(store.read.recent) == ()
+    again(lambda: store.ledger.set_mode("record", who="t"))
+    store.write([info("mine"), call("c1", "mine")])
+    assert [run.id for run in store.read.recent()] == ["mine"]
+    theirs = open_store(url, create=False, project="billing")
+    assert [run.id for run in theirs.read.recent()] == ["theirs"]
+    assert (theirs.ledger.route().mode, store.ledger.route().mode) == ("off", "record")
+    assert theirs.verify() == []
+    for one in (store, idle, theirs, *busy):
+        one.close()
+
+
+def test_a_store_that_is_made_anew_while_a_write_begins_is_no_harm(url: str, make_anew: Callable[[], None]):
+    """On SQLite the file may be replaced between the look at it and the first statement."""
+    store = open_store(url, project="shop")
+    store.write([info("mine"), call("c1", "mine")])
+    renew, times = store._database.renew, iter([make_anew])
+
+    def renew_and_lose() -> None:
+        renew()
+        for lose in times:
+            lose()
+            store._database.let_go()
+
+    store._database.renew = renew_and_lose  # type: ignore[method-assign]
+    # What has a score is written over another connection, the first of its kind, which opens what is there now.
+    store.write([call("c2", "mine"), Score("s1", "mine", "reward", 1.0, "user", 2.0)])
+    assert [run.id for run in store.read.recent()] == ["mine"]
+    theirs = open_store(url, create=False, project="billing")
+    assert [run.id for run in theirs.read.recent()] == ["theirs"]
+    assert (theirs.read.counts()["calls"], theirs.verify()) == (1, [])
+    theirs.close()
+    store.close()
 
 
 def test_every_statement_says_of_which_project_its_rows_are(url: str, statements: Watch):

@@ -30,7 +30,6 @@ SHAPE = {
         "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
         "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
         "WHERE connamespace = 'public'::regnamespace ORDER BY 1",
-        "SELECT sequencename, data_type::text FROM pg_sequences ORDER BY 1",
     ),
 }
 """What a database says of its tables."""

@@ -142,6 +142,21 @@ class Database(ABC):
             rows = connection.exec_driver_sql(QUERY.format(project=self.scope["project_id"]))
             return {key: value for key, value in rows}
 
+    def _check_project(self, connection: Connection) -> None:
+        """Raise `StoreError` if the project's id is another project's by now; the next transaction finds the new one.
+
+        Every transaction begins with it: somebody may have deleted the store and made it anew, with other projects.
+        """
+        if "project_id" not in self.scope:
+            return
+        found = connection.exec_driver_sql(f"SELECT name FROM projects WHERE id = {self.scope['project_id']}").first()
+        if found is None or (None not in (self.project, found[0]) and self.project != found[0]):
+            self.stale = True
+            self.generation += 1
+            error = StoreError(f"store {self.name} was made anew by another process; try again")
+            error.may_pass = True
+            raise error
+
     def _bind(self, connection: Connection) -> None:
         """Find the project in the store; with `create`, add it if it is new. Else an unknown one is `WrongProject`."""
         id, name = tables.projects.c
@@ -185,14 +200,14 @@ class Part:
 
 
 def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
-    """Return the schema revision of a store, or `None` if it has no tables; `name` is for messages.
+    """Return the schema revision of a store, or `None` if it has no tables; `found` are its tables and indexes.
 
     Raises:
         StoreError: if the tables are not a store's, or were made by a version that was never released.
     """
     # `alembic_version` alone proves nothing: other programs use alembic, and may have a revision "0001" too.
     if {"alembic_version", "nodes"} <= found:
-        if "projects" not in found:
+        if not {"projects", "audit_id"} <= found:
             raise StoreError(
                 f"{name} was made by a version of art_patch before its first release, which no release can read; "
                 "move it away, or name another store with --store (ART_PATCH_STORE)"

@@ -59,7 +59,8 @@ _DEFAULTS = {
 _AGAIN = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _LOOK = """
     SELECT current_schema(), current_setting('server_encoding'),
-           ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
+           ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()
+                 UNION SELECT indexname FROM pg_indexes WHERE schemaname = current_schema())
 """
 
 
@@ -91,7 +92,9 @@ class PostgresDatabase(Database):
     @contextmanager
     def read(self) -> Generator[Connection]:
         """Return a short read-only transaction that sees the store as it was when the transaction began."""
+        self.renew()
         with in_database(), self.errors(), self._reading.connect() as connection, connection.begin():
+            self._check_project(connection)
             yield connection
 
     @contextmanager
@@ -109,6 +112,7 @@ class PostgresDatabase(Database):
                 f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s';"
                 + (WRITE_ALONE if exclusive else WRITE_SHARED)
             )
+            self._check_project(connection)  # from here on, the tables cannot be dropped
             yield connection
 
     def renew(self) -> None:

@@ -66,7 +66,10 @@ class SqliteDatabase(Database):
     @contextmanager
     def read(self) -> Generator[Connection]:
         """Return a short read transaction that sees the store as it was when the transaction began."""
+        if self.stale:
+            self.renew()
         with in_database(), self.errors(), self._calls.begin() as connection:
+            self._check_project(connection)
             yield connection
 
     @contextmanager
@@ -84,6 +87,7 @@ class SqliteDatabase(Database):
                         engine.connect().execution_options(art_patch_write=True, **self.scope) as connection,
                         connection.begin(),
                     ):
+                        self._check_project(connection)
                         yield connection
             except StoreError as error:
                 self._suspect(error)
@@ -208,7 +212,7 @@ class SqliteDatabase(Database):
 
     def _migrate(self, *, create: bool = True) -> None:
         with self._calls.connect() as connection:
-            found = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
+            found = set(connection.scalars(text("SELECT name FROM sqlite_master")))
             revision = revision_of(connection, found, f"store {self.path}")
         if revision is None and not create:
             raise self._missing()

@@ -190,9 +190,11 @@ def _give_back(connection: Connection, policy: str) -> None:
 
 
 def _note_move(connection: Connection, name: str, before: PolicyState | None, after: PolicyState, cause: Cause) -> None:
+    table = tables.promotions
     row = {"policy": name, "from_state": before, "to_state": after, "at": cause.at, "who": cause.who}
     row |= {"reason": cause.reason, "metrics": dict(cause.metrics), "agent_id": agent_of(connection, name)}
-    connection.execute(insert(tables.promotions).values(row))
+    row |= {"id": (connection.scalar(select(func.max(table.c.id))) or 0) + 1}
+    connection.execute(insert(table).values(row))
     detail = {"policy": name, "from": before, "to": after, "reason": cause.reason}
     note(connection, cause.who, "move", detail, cause.at)
 
@@ -255,7 +257,8 @@ def note(connection: Connection, who: str, action: str, detail: JSON, at: float)
     """Add an entry to the audit log. Its hash covers the entry before it, so missing and changed ones are detected."""
     table = tables.audit
     decide_alone(connection)  # else two entries could follow the same one
-    previous = connection.scalar(select(table.c.hash).order_by(table.c.id.desc()).limit(1)) or GENESIS
+    newest = connection.execute(select(table.c.id, table.c.hash).order_by(table.c.id.desc()).limit(1)).first()
+    last, previous = newest or (0, GENESIS)
     digest = audit_hash(previous, at, who, action, detail)
     row = {"at": at, "who": who, "action": action, "detail": dict(detail), "previous": previous, "hash": digest}
-    connection.execute(insert(table).values(row))
+    connection.execute(insert(table).values(row | {"id": last + 1}))

@@ -57,10 +57,9 @@ def _table(name: str, /, *indexes: Index, shared: bool = False, of_agent: bool =
     or, if it has options, as a `Column` without a name.
     """
     named = [_named(column, kind) for column, kind in columns.items()]
-    numbered = any(column.autoincrement is True for column in named)  # the database's own number is a key by itself
     # The project comes last in a key: an id is nearly unique by itself, so it has to lead the index. SQLite keeps the
     # integers 0 and 1 in the header of a row, so both columns together cost two bytes in a store of one project.
-    scope = [_scope("project_id", not numbered)] + ([] if shared else [_scope("agent_id", of_agent)])
+    scope = [_scope("project_id", True)] + ([] if shared else [_scope("agent_id", of_agent)])
     return Table(name, metadata, *named, *scope, *indexes)
 
 
@@ -207,15 +206,18 @@ policies = _table(
     path=_null(Text), parent=_null(Text), metrics=JSON,
 )  # fmt: skip
 
+# Their ids count from 1 in each project. Numbers of the whole store could be used up, or counted, from another project.
 promotions = _table(
     "promotions",
-    id=_key(Integer, autoincrement=True), policy=Text, from_state=_null(Text), to_state=Text,
+    _index("promotions_id", "id"),
+    id=_key(Integer), policy=Text, from_state=_null(Text), to_state=Text,
     at=Float, who=Text, reason=Text, metrics=JSON,
 )  # fmt: skip
 
 audit = _table(
     "audit",
-    id=_key(Integer, autoincrement=True), at=Float, who=Text, action=Text, detail=JSON, previous=Text, hash=Text,
+    _index("audit_id", "id"),
+    id=_key(Integer), at=Float, who=Text, action=Text, detail=JSON, previous=Text, hash=Text,
 )  # fmt: skip
 
 exports = _table("exports", id=_key(Text), at=Float, who=Text, path=Text, format=Text, trajectories=_Count)

@@ -14,7 +14,7 @@ CREATE TABLE apps (
   PRIMARY KEY (id, project_id)
 );
 CREATE TABLE audit (
-  id SERIAL NOT NULL,
+  id INTEGER NOT NULL,
   at FLOAT NOT NULL,
   who TEXT NOT NULL,
   action TEXT NOT NULL,
@@ -23,8 +23,9 @@ CREATE TABLE audit (
   hash TEXT NOT NULL,
   project_id INTEGER NOT NULL,
   agent_id INTEGER NOT NULL,
-  PRIMARY KEY (id)
+  PRIMARY KEY (id, project_id)
 );
+CREATE INDEX audit_id ON audit (project_id, id);
 CREATE TABLE blobs (
   id BYTEA NOT NULL,
   body BYTEA NOT NULL,
@@ -193,7 +194,7 @@ CREATE TABLE projects (
   UNIQUE (name)
 );
 CREATE TABLE promotions (
-  id SERIAL NOT NULL,
+  id INTEGER NOT NULL,
   policy TEXT NOT NULL,
   from_state TEXT,
   to_state TEXT NOT NULL,
@@ -203,8 +204,9 @@ CREATE TABLE promotions (
   metrics JSON NOT NULL,
   project_id INTEGER NOT NULL,
   agent_id INTEGER NOT NULL,
-  PRIMARY KEY (id)
+  PRIMARY KEY (id, project_id)
 );
+CREATE INDEX promotions_id ON promotions (project_id, id);
 CREATE TABLE scenarios (
   key TEXT NOT NULL,
   held_out BOOLEAN NOT NULL,

@@ -23,8 +23,9 @@ CREATE TABLE audit (
   hash TEXT NOT NULL,
   project_id INTEGER NOT NULL,
   agent_id INTEGER NOT NULL,
-  PRIMARY KEY (id)
+  PRIMARY KEY (id, project_id)
 );
+CREATE INDEX audit_id ON audit (project_id, id);
 CREATE TABLE blobs (
   id BLOB NOT NULL,
   body BLOB NOT NULL,
@@ -203,8 +204,9 @@ CREATE TABLE promotions (
   metrics JSON NOT NULL,
   project_id INTEGER NOT NULL,
   agent_id INTEGER NOT NULL,
-  PRIMARY KEY (id)
+  PRIMARY KEY (id, project_id)
 );
+CREATE INDEX promotions_id ON promotions (project_id, id);
 CREATE TABLE scenarios (
   "key" TEXT NOT NULL,
   held_out BOOLEAN NOT NULL,
