@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from art_patch.cli.app import app
 from art_patch.errors import ArtPatchError, WrongProject
 from art_patch.store import open_store
+from tests.support.command_line import commands_with
 
 KNOWN = {
     "score": ["--judge", "openai/x"],
@@ -62,13 +60,6 @@ ELSEWHERE = {"doctor", "cron install", "projects"}
 """Commands that name a store and no project of it: they look and tell, or write down what will run."""
 
 
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    command = command or typer.main.get_command(app)
-    for name, each in getattr(command, "commands", {}).items():
-        yield " ".join((*path, name)), each
-        yield from commands(each, (*path, name))
-
-
 def refusal(command: str, *more: str) -> ArtPatchError:
     keys = dict.fromkeys(("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY", "LANGSMITH_API_KEY", "HF_TOKEN"), "hf_x")
     result = CliRunner().invoke(app, [*command.split(), *KNOWN[command], *more], env=keys)
@@ -77,8 +68,7 @@ def refusal(command: str, *more: str) -> ArtPatchError:
 
 
 def test_every_command_that_opens_a_store_is_looked_at():
-    with_store = {name for name, each in commands() if any(option.name == "store" for option in each.params)}
-    assert with_store == KNOWN.keys() | BEGINS | ELSEWHERE
+    assert commands_with("store") == KNOWN.keys() | BEGINS | ELSEWHERE
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from art_patch.store import Store, open_store
 from art_patch.store.queries.read import Reader
 from art_patch.store.write import Writer
 from art_patch.types import Score, TrajectoryInfo
+from tests.support.crossing import MARK, fill, rows_of
 
 LATER = 99_999_999_999
 EVIL = "</textarea><script>alert(1)</script>&\"'"
@@ -38,7 +39,7 @@ class Desk:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.store: Store = open_store(settings.store_url)
+        self.store: Store = open_store(settings.store_url, project=settings.project)
         self.store.write([TrajectoryInfo("t1", 1.0)])
         self.url = ""
         self._stop, ready = threading.Event(), threading.Event()
@@ -200,6 +201,40 @@ def test_what_is_not_ours_and_what_is_over(desk: Desk, method: str):
     status, _, text = desk.ask(method, desk.link(expires=1), body, headers)
     assert (status, "expired" in text) == (410, True)
     assert desk.scores() == []
+
+
+def test_links_of_one_project_do_nothing_in_another(tmp_path: Path, record_property):
+    """Also if both have the same store and secret, and a run with the same id."""
+    shared = {"home": tmp_path, "store": f"sqlite:///{tmp_path}/shared.db", "feedback_secret": "x" * 32}
+    theirs = open_store(str(shared["store"]), project="theirs")
+    fill(theirs, "zebra", MARK)
+    theirs_desk, desk = (Desk(Settings(project=project, **shared)) for project in ("theirs", "mine"))
+    desk.store.write([TrajectoryInfo("shared", 1.0)])
+    before, attempts, crossed = rows_of(theirs, "theirs"), 0, list[Any]()
+    for trajectory in ("zebra-run", "shared", "t1"):
+        link = theirs_desk.link(trajectory)
+        forged = f"{desk.link(trajectory).partition('&signature')[0]}&signature={link.partition('&signature=')[2]}"
+        # What their app signed; and what my own app may sign, with an id of theirs.
+        for path, status in ((link, 403), (f"{link}&project=theirs", 403), (forged, 403), (desk.link(trajectory), 200)):
+            for method, body, headers in (
+                ("GET", None, {}),
+                ("POST", urlencode({"value": "1"}), FORM),
+                ("POST", json.dumps({"value": 1}), JSON),
+            ):
+                attempts += 1
+                answered, _, text = desk.ask(method, path, body, headers)
+                if answered != status or MARK in text or rows_of(theirs, "theirs") != before:
+                    crossed.append((method, path, answered, text))
+    assert crossed == []
+    assert {run: len(desk.scores(run)) for run in ("zebra-run", "shared", "t1")} == {
+        "zebra-run": 0,
+        "shared": 1,
+        "t1": 1,
+    }
+    record_property("figure", [f"requests with feedback links that crossed, of {attempts}", "0", "0"])
+    for one in (theirs_desk, desk):
+        one.end()
+    theirs.close()
 
 
 def test_nothing_tells_whether_a_run_is_known(desk: Desk):

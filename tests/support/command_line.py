@@ -24,6 +24,19 @@ def art_patch(*arguments: str | Path, home: Path, **environment: str) -> subproc
     )
 
 
+def commands_with(option: str) -> set[str]:
+    """The commands of `art-patch` that have this option."""
+    import typer
+
+    from art_patch.cli.app import app
+
+    def find(command: Any, path: tuple[str, ...]) -> set[str]:
+        found = {" ".join(path)} if any(each.name == option for each in command.params) else set[str]()
+        return found.union(*(find(each, (*path, name)) for name, each in getattr(command, "commands", {}).items()))
+
+    return find(typer.main.get_command(app), ())
+
+
 def says(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """One line on stderr that holds the words, nothing that looks like a traceback, this exit code."""
     assert result.returncode == code, result.stderr
