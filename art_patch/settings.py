@@ -8,7 +8,6 @@ below it. The first sentence of that text is the help text of the option.
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -205,14 +204,10 @@ class Settings(BaseModel):
     @field_validator("project")
     @classmethod
     def _own_directory(cls, project: str, info: ValidationInfo) -> str:
-        if project.lower() == "environments":
-            raise ValueError("`art-patch init` has its environments in the directory of that name; choose another one")
-        home, there = info.data.get("home") or _user_data(), list[str]()
-        with suppress(OSError):
-            there = os.listdir(home)
-        for other in there if project not in there else ():
-            if other.lower() == project.lower():  # some disks take both for one
-                raise ValueError(f"there is a project {other!r}; choose a name that differs in more than its case")
+        there = (path.name for path in (info.data.get("home") or _user_data()).glob("*"))
+        alike = [name for name in ("environments", *there) if name.lower() == project.lower()]
+        if alike and (alike[0] == "environments" or project not in alike):
+            raise ValueError(f"{alike[0]!r} is taken, and some disks take both for one; choose quite another name")
         return project
 
     @field_validator("match", mode="before")

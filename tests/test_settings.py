@@ -143,16 +143,16 @@ def test_projects_that_a_disk_may_take_for_one_are_refused(tmp_path: Path, monke
     (tmp_path / "Shop").mkdir()
     assert load_settings(home=tmp_path, project="Shop").directory == tmp_path / "Shop"
     assert load_settings(home=tmp_path / "other", project="shop").project == "shop"
-    with pytest.raises(ConfigError, match=r"^project: there is a project 'Shop'; choose a name that differs in more"):
+    with pytest.raises(ConfigError, match=r"^project: 'Shop' is taken, and some disks"):
         load_settings(home=tmp_path, project="shop")
-    (tmp_path / "shop").mkdir()  # on a disk that tells them apart, somebody may have both already
-    assert load_settings(home=tmp_path, project="shop").project == "shop"
     monkeypatch.setenv("ART_PATCH_PROJECT", "sHOP")
-    with pytest.raises(ConfigError, match=r"^ART_PATCH_PROJECT: there is a project"):
+    with pytest.raises(ConfigError, match=r"^ART_PATCH_PROJECT: 'Shop' is taken"):
         load_settings(home=tmp_path)
+    (tmp_path / "sHOP").mkdir()  # on a disk that tells them apart, somebody may have both already
+    assert load_settings(home=tmp_path).project == "sHOP"
 
 
 @pytest.mark.parametrize("name", ["environments", "Environments"])
 def test_no_project_shares_the_directory_of_the_environments(name: str):
-    with pytest.raises(ConfigError, match=r"^project: `art-patch init` has its environments in the directory of that"):
+    with pytest.raises(ConfigError, match=r"^project: 'environments' is taken"):
         load_settings(project=name)

@@ -158,7 +158,7 @@ class Project:
 
     def take(self, before: Route) -> bool:
         self.taken += 1
-        return self.ledger.replace_engine(before, OWN, who="keeper")
+        return self.ledger.set_engine(OWN, before=before, who="keeper")
 
     def after(self, looks: int) -> str | None:
         for _ in range(looks):
@@ -183,6 +183,6 @@ def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
         assert project.after(1) == OWN
         before = store.ledger.route()
         store.ledger.set_engine(dead, who="another machine")
-        assert not store.ledger.replace_engine(before, OWN, who="too late")
+        assert not store.ledger.set_engine(OWN, before=before, who="too late")
     store.ledger.set_engine(None, who="test")
     assert (project.after(2 * MISSES), project.taken) == (None, 3), "a server that is not well takes nothing"

@@ -214,7 +214,7 @@ def watch_beside(
 
     def keep(own: store.Store) -> None:
         def take(before: types.Route) -> bool:
-            return own.ledger.replace_engine(before, address, key_file=key_file(), who=who)
+            return own.ledger.set_engine(address, key_file=key_file(), before=before, who=who)
 
         pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
 

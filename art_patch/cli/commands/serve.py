@@ -148,7 +148,7 @@ def serve(
         watching.close()
         # Compare and replace: another server of the project may take the route at this moment.
         if here and (route := opened.ledger.route()).base_url == here[0]:
-            opened.ledger.replace_engine(route, None, who=who)
+            opened.ledger.set_engine(None, before=route, who=who)
         opened.close()
 
 

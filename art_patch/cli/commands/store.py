@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -108,16 +107,12 @@ def grant(
 
 @command
 def projects(place: Project) -> None:
-    """List all projects of the store, or without --store of every store in the home directory, and who serves them.
-
-    Stores that cannot be read are named at the end, and then the exit code is theirs.
-    """
+    """List all projects of the store, or without --store of every store in the home directory, and who serves them."""
     settings = place.settings()
     urls = [settings.store_url] if settings.store else []
     for path in () if urls else sorted(settings.directory.parent.glob(f"*/{store.DEFAULT_NAME}")):
         urls += [f"sqlite:///{path}"] if path.stat().st_size else []
-    found: list[dict[str, Any]] = []
-    failed: list[ArtPatchError] = []
+    found, failed = list[dict[str, Any]](), list[ArtPatchError]()
     for url in urls:
         try:
             with closing(store.open_store(url, create=False)) as opened:
@@ -125,23 +120,17 @@ def projects(place: Project) -> None:
             found += [{"store": store.without_password(url), **one} for one in its]
         except ArtPatchError as error:
             failed.append(error)
-    if failed and not found:
-        raise failed[0]
     if not place.answered({"projects": found, "unreadable": list(map(str, failed))}):
-        _show_projects(found)
+        table, now = output.table("project", "champion", "engine", "mode", "apps", "calls", "last call"), time.time()
+        for one in found:
+            last = "" if one["last_call_at"] is None else f"{output.ago(now - one['last_call_at'])} ago"
+            facts = [one["champion"] or "none", one["engine"] or "none", one["mode"] or "", str(one["apps"])]
+            table.add_row(*map(output.one_line, (one["project"] or "(no name yet)", *facts, str(one["calls"]), last)))
+        output.stdout().print(table)
         for error in failed:
             output.fail(error, as_json=False)
     if failed:
         raise typer.Exit(failed[0].exit_code)
-
-
-def _show_projects(found: Sequence[dict[str, Any]]) -> None:
-    table, now = output.table("project", "champion", "engine", "mode", "apps", "calls", "last call"), time.time()
-    for one in found:
-        last = "" if one["last_call_at"] is None else f"{output.ago(now - one['last_call_at'])} ago"
-        facts = [one["champion"] or "none", one["engine"] or "none", one["mode"] or "", str(one["apps"])]
-        table.add_row(*map(output.one_line, (one["project"] or "(no name yet)", *facts, str(one["calls"]), last)))
-    output.stdout().print(table)
 
 
 DRY_RUN = Option("Print what would be deleted, and delete nothing.")

@@ -143,10 +143,7 @@ class Database(ABC):
             return {key: value for key, value in rows}
 
     def _check_project(self, connection: Connection) -> None:
-        """Raise `StoreError` if the project's id is another project's by now; the next transaction finds the new one.
-
-        Every transaction begins with it: somebody may have deleted the store and made it anew, with other projects.
-        """
+        """Raise `StoreError` if the id is another project's by now, because others made the store anew."""
         if "project_id" not in self.scope:
             return
         found = connection.exec_driver_sql(f"SELECT name FROM projects WHERE id = {self.scope['project_id']}").first()

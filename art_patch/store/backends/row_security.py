@@ -9,10 +9,8 @@ from art_patch.store.schema import tables
 
 # What voids the policies, as conditions on `its`: the role, or one that it is a member of and may become by SET ROLE.
 _VOIDS = """
-    (its.rolsuper, 'is a superuser'),
-    (its.rolbypassrls, 'has BYPASSRLS'),
-    (its.rolreplication, 'has REPLICATION'),
-    (its.rolcreaterole, 'has CREATEROLE'),
+    (its.rolsuper OR its.rolbypassrls, 'is a superuser or has BYPASSRLS'),
+    (its.rolreplication OR its.rolcreaterole, 'has REPLICATION or CREATEROLE'),
     (its.rolname IN ('pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program'),
       'reaches the files of the server'),
     (its.oid = (SELECT datdba FROM pg_database WHERE datname = current_database()), 'owns the database'),
@@ -21,9 +19,8 @@ _VOIDS = """
     (EXISTS (SELECT FROM pg_policy WHERE polrelid = ANY (ours)
       AND (0 = ANY (polroles) OR its.oid = ANY (polroles) AND its.rolname <> {role})),
       'has another policy, as for another project'),
-    (has_database_privilege(its.oid, current_database(), 'CREATE'), 'may create schemas (REVOKE CREATE ON DATABASE)'),
-    (has_schema_privilege(its.oid, {schema}, 'CREATE'),
-      'may create functions in the schema (REVOKE CREATE ON SCHEMA, perhaps FROM PUBLIC)'),
+    (has_database_privilege(its.oid, current_database(), 'CREATE'), 'may CREATE schemas in the database'),
+    (has_schema_privilege(its.oid, {schema}, 'CREATE'), 'may CREATE functions in the schema, perhaps as PUBLIC'),
     (EXISTS (SELECT FROM unnest(ours) AS one WHERE has_table_privilege(its.oid, one, 'TRUNCATE, TRIGGER')
       OR has_any_column_privilege(its.oid, one, 'REFERENCES')), 'may TRUNCATE, TRIGGER or REFERENCES a table')
 """
@@ -41,16 +38,14 @@ def sql_for(role: str, project_id: int, schema: str) -> str:
         f"GRANT SELECT ON {place}.alembic_version, {place}.projects TO {name};",
     ]
     for table in tables.metadata.sorted_tables:
-        its = f"{place}.{_quoted(table.name)}"
-        column = "id" if table is tables.projects else "project_id"
-        if table is not tables.projects:
-            lines.append(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {its} TO {name};")
+        its, column = f"{place}.{_quoted(table.name)}", "id" if table is tables.projects else "project_id"
         lines += [
             f"ALTER TABLE {its} ENABLE ROW LEVEL SECURITY;",
             f"DROP POLICY IF EXISTS {name} ON {its};",
-            f"CREATE POLICY {name} ON {its} TO {name} USING ({column} = {project_id}) "
-            f"WITH CHECK ({column} = {project_id});",
+            f"CREATE POLICY {name} ON {its} TO {name} USING ({column} = {project_id});",
         ]
+        if table is not tables.projects:
+            lines.append(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {its} TO {name};")
     # Last, so that it sees what is left after the lines above.
     lines.append(f"""DO $check$
 DECLARE

@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, text
 from sqlalchemy.dialects.sqlite import Insert
@@ -220,7 +219,8 @@ class SqliteDatabase(Database):
             if revision != tables.HEAD:
                 upgrade(connection, revision, str(self.path))
             if create and "sqlite_stat1" not in found:
-                _add_statistics(connection)
+                for statement in _STATISTICS:
+                    connection.exec_driver_sql(statement)
             self._bind(connection)
 
 
@@ -254,25 +254,20 @@ def _engine(url: str, path: Path, synchronous: str) -> Engine:
     return engine
 
 
-def _add_statistics(connection: Connection) -> None:
-    """Tell SQLite's planner that a project has many rows, and few of them the same id.
-
-    Otherwise the planner takes a condition on `project_id` for as good as one on an id, and reads the whole project to
-    find one run. The numbers are fixed: those measured in a young store would be wrong later.
+# What SQLite's planner believes of each index: its rows, then those that agree in the first column, in the first two
+# and so on. Else it takes a condition on `project_id` for as good as one on an id, and finds a run by reading its whole
+# project. The numbers are never measured: those of a young store would be wrong later. Partial indexes are preferred.
+_STATISTICS = (
+    "ANALYZE sqlite_master",  # makes the table
     """
-    connection.exec_driver_sql("ANALYZE sqlite_master")  # makes the table `sqlite_stat1` and measures nothing
-    for table in tables.metadata.sorted_tables:
-        indexes: dict[str, Any] = {f"sqlite_autoindex_{table.name}_1": table.primary_key}
-        indexes |= {str(index.name): index for index in table.indexes}
-        for name, index in indexes.items():
-            partial = index.dialect_options["sqlite"].get("where") is not None
-            of_store = 10_000 if partial else 1_000_000
-            first, *others = index.columns
-            same = [of_store // 10 if first.name == "project_id" else 10, *[10 for _ in others]]
-            row = (table.name, name, " ".join(map(str, (of_store, *same))))
-            connection.exec_driver_sql("INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES (?, ?, ?)", row)
-    connection.exec_driver_sql("ANALYZE sqlite_master")  # makes this connection read them
-
+    WITH indexes AS (SELECT tbl_name, name, CASE WHEN sql LIKE '% WHERE %' THEN 10000 ELSE 1000000 END AS many
+                     FROM sqlite_master WHERE type = 'index')
+    INSERT INTO sqlite_stat1 SELECT tbl_name, name, many || ' ' || (SELECT group_concat(
+        CASE WHEN seqno = 0 AND its.name = 'project_id' THEN many / 10 ELSE 10 END, ' ')
+    FROM pragma_index_info(indexes.name) AS its) FROM indexes
+    """,
+    "ANALYZE sqlite_master",  # makes this connection read it
+)
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN
 _MAY_PASS = (5, 6, 7, 8, 10, 13, 14)

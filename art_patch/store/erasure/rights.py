@@ -25,6 +25,7 @@ from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Part
 from art_patch.store.erasure.deletion import NAMING, WAITING, Deletion, Progress
 from art_patch.store.ledger.decisions import note
+from art_patch.store.ledger.transfers import Export
 from art_patch.store.maintain import scrub
 from art_patch.store.queries.loading import rows_in, some_of
 from art_patch.store.schema import tables
@@ -190,17 +191,6 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBy:
-    """An exported file or upload that holds some of the erased data. It is only reported here, never deleted."""
-
-    id: str
-    path: str
-    format: str
-    at: float
-    who: str
-
-
-@dataclass(frozen=True, slots=True)
 class Taught:
     """A policy that was trained on the erased data, or descends from one. It is only reported here, never deleted.
 
@@ -226,7 +216,7 @@ class Erasure:
         judgements: judgements of groups that became empty.
         groups: ids of the groups that held one of the trajectories.
         dead_groups: ids of those groups that waited for training and cannot be used with fewer than two members left.
-        exports: exports that hold the data.
+        exports: exports that hold the data. They are only reported here, never deleted.
         policies: policies that were trained on the data, and their descendants, oldest first.
         finishes: whether this run completes an earlier erasure of the same data that was cut short.
         scrubbed: whether the write-ahead log is free of the data. If not, an open reader prevented it: erase again.
@@ -242,7 +232,7 @@ class Erasure:
     judgements: int = 0
     groups: tuple[str, ...] = ()
     dead_groups: tuple[str, ...] = ()
-    exports: tuple[HeldBy, ...] = ()
+    exports: tuple[Export, ...] = ()
     policies: tuple[Taught, ...] = ()
     finishes: bool = False
     scrubbed: bool = True
@@ -261,8 +251,7 @@ def with_shadows(connection: Connection, ids: list[str]) -> list[str]:
     copies: dict[str, None] = {}
     for some in some_of(ids):
         # Not `min` in SQL: PostgreSQL would walk the index of times from the project's first call on.
-        began = connection.scalars(select(_C.c.started_at).where(_C.c.trajectory_id.in_(some)))
-        first = min(began, default=None)
+        first = min(connection.scalars(select(_C.c.started_at).where(_C.c.trajectory_id.in_(some))), default=None)
         if first is None:
             continue
         originals = select(_C.c.id).where(_C.c.trajectory_id.in_(some))
@@ -339,10 +328,10 @@ def plan_of(connection: Connection, ids: Sequence[str], noted: dict[str, Any] | 
     )
 
 
-def _exports(connection: Connection, ids: Collection[str]) -> Iterator[HeldBy]:
+def _exports(connection: Connection, ids: Collection[str]) -> Iterator[Export]:
     table = tables.exports
-    query = select(*tables.columns_of(table, HeldBy)).where(table.c.id.in_(ids)).order_by(table.c.at)
-    return (HeldBy(*row) for row in connection.execute(query))
+    query = select(*tables.columns_of(table, Export)).where(table.c.id.in_(ids)).order_by(table.c.at)
+    return (Export(*row) for row in connection.execute(query))
 
 
 def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught]:

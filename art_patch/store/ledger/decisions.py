@@ -108,10 +108,11 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     share: dict[str, float | None] = {}
     if state in CHALLENGERS:
         _check_free(name, champion, challenger)
-        before = _test_of(connection) if policy.state == state else {}
+        before: JSON = (_route_of(connection).get("challenger") or {}) if policy.state == state else {}
         if state == "canary":
             share = {"percent_before": before.get("percent"), "percent": percent}
-            _check_differs(name, share)
+            if before.get("percent") == percent:
+                raise TransitionError(f"{name} answers {percent:g} % of the sessions already; nothing to do")
         # A change of the share continues the test, so `since` stays: evidence is counted from there.
         test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", cause.at)}
         turn_route(connection, {"challenger": test})
@@ -133,11 +134,6 @@ def _check_share(state: PolicyState, percent: float | None) -> None:
         raise ConfigError(f"a canary answers a share of the sessions above 0 and up to 100 percent, not {percent}")
     if state != "canary" and percent is not None:
         raise ConfigError(f"a share of the sessions goes with a canary only, not with {state}")
-
-
-def _check_differs(name: str, share: JSON) -> None:
-    if share["percent"] == share["percent_before"]:
-        raise TransitionError(f"{name} answers {share['percent']:g} % of the sessions already; nothing to do")
 
 
 def _check_free(name: str, champion: Policy | None, challenger: Policy | None) -> None:
@@ -190,11 +186,10 @@ def _give_back(connection: Connection, policy: str) -> None:
 
 
 def _note_move(connection: Connection, name: str, before: PolicyState | None, after: PolicyState, cause: Cause) -> None:
-    table = tables.promotions
     row = {"policy": name, "from_state": before, "to_state": after, "at": cause.at, "who": cause.who}
     row |= {"reason": cause.reason, "metrics": dict(cause.metrics), "agent_id": agent_of(connection, name)}
-    row |= {"id": (connection.scalar(select(func.max(table.c.id))) or 0) + 1}
-    connection.execute(insert(table).values(row))
+    row |= {"id": (connection.scalar(select(func.max(tables.promotions.c.id))) or 0) + 1}
+    connection.execute(insert(tables.promotions).values(row))
     detail = {"policy": name, "from": before, "to": after, "reason": cause.reason}
     note(connection, cause.who, "move", detail, cause.at)
 
@@ -217,11 +212,6 @@ def engine_of(connection: Connection) -> tuple[str | None, float | None]:
     """Return the engine's address in the route, and when the engine was announced (seconds since the epoch)."""
     route = _route_of(connection)
     return route.get("base_url"), route.get("engine_since")
-
-
-def _test_of(connection: Connection) -> JSON:
-    """Return the route's entry of the policy that is tested; empty if none is."""
-    return _route_of(connection).get("challenger") or {}
 
 
 def _route_of(connection: Connection) -> dict[str, Any]:

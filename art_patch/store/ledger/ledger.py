@@ -211,21 +211,20 @@ class Ledger(Part):
         return route_of(self._database.control())
 
     def set_engine(
-        self, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
-    ) -> None:
-        """Set the address of the engine that apps send calls to. With `None` there is no engine: calls go upstream."""
-        with self._deciding() as connection:
-            _lead_to(connection, base_url, key_file, who, now)
+        self, base_url: str | None, *, key_file: str | None = None, before: Route | None = None, who: str,
+        now: float | None = None,
+    ) -> bool:  # fmt: skip
+        """Set the address of the engine that apps send calls to. With `None` there is no engine: calls go upstream.
 
-    def replace_engine(
-        self, before: Route, base_url: str | None, *, key_file: str | None = None, who: str, now: float | None = None
-    ) -> bool:
-        """Do as `set_engine`, but only if the route still names the engine of `before`; return whether it did."""
+        With `before`, only if the route still names the engine of that route. Return whether the address was set.
+        """
+        at = time.time() if now is None else now
         with self._deciding() as connection:
             # The address alone does not tell: another engine may have started at the same one.
-            if decisions.engine_of(connection) != (before.base_url, before.engine_since):
+            if before is not None and decisions.engine_of(connection) != (before.base_url, before.engine_since):
                 return False
-            _lead_to(connection, base_url, key_file, who, now)
+            decisions.turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
+            note(connection, who, "engine", {"base_url": base_url}, at)
             return True
 
     def set_mode(self, mode: Mode | None, *, canary_percent: float | None = None, who: str) -> None:
@@ -247,12 +246,6 @@ class Ledger(Part):
         with self._database.write(durable=True) as connection:
             decide_alone(connection)
             yield connection
-
-
-def _lead_to(connection: Connection, base_url: str | None, key_file: str | None, who: str, now: float | None) -> None:
-    at = time.time() if now is None else now
-    decisions.turn_route(connection, {"base_url": base_url, "key_file": key_file, "engine_since": at})
-    note(connection, who, "engine", {"base_url": base_url}, at)
 
 
 def _keep_rows(connection: Connection, rows: Sequence[TrainedRow], its: JSON) -> None:

@@ -163,7 +163,6 @@ groups = _table(
     _index("groups_scenario", "scenario_key"),  # an erasure asks whether a scenario has groups left
     id=_key(Text), scenario_key=Text, how=Text, held_out=sa.Boolean, created_at=Float,
     state=Text, reason=_null(Text), policy=_null(Text),
-    claimed_by=_null(Text), claimed_until=_null(Float),  # nobody writes them
 )  # fmt: skip
 
 # No foreign keys: rows arrive in any order from many processes, and lineage outlives data. `verify` checks references.

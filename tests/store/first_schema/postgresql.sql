@@ -124,8 +124,6 @@ CREATE TABLE groups (
   state TEXT NOT NULL,
   reason TEXT,
   policy TEXT,
-  claimed_by TEXT,
-  claimed_until FLOAT,
   project_id INTEGER NOT NULL,
   agent_id INTEGER NOT NULL,
   PRIMARY KEY (id, project_id)
