@@ -72,14 +72,7 @@ class Store:
 
 
 def open_store(url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None) -> Store:
-    """Open the store at `url`, and migrate it if an earlier release made it; the rest is as in `_open_database`."""
-    return Store(_open_database(url, create=create, project=project, trouble=trouble))
-
-
-def _open_database(
-    url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
-) -> Database:
-    """Open the database of a store, and migrate it if an earlier release made it.
+    """Open a store, and migrate it if an earlier release made it.
 
     Args:
         url: `sqlite:////absolute/path/store.db`, or `postgresql+psycopg://user:password@host:5432/database`, whose
@@ -97,14 +90,13 @@ def _open_database(
         StoreTooNew: if a newer release made it.
     """
     # Imported late and under `late_import`: a fork in another thread must not copy a half-made module.
-    if not is_postgres(url):
-        with late_import():
-            from art_patch.store.backends.sqlite import SqliteDatabase
-        return SqliteDatabase(url, create=create, project=project, trouble=trouble)
     with late_import():
-        try:
-            import_module("psycopg")
-        except ImportError as error:
-            raise ConfigError(missing_driver(url, error)) from None
-        from art_patch.store.backends.postgres import PostgresDatabase
-    return PostgresDatabase(url, create=create, project=project, trouble=trouble)
+        if not is_postgres(url):
+            from art_patch.store.backends.sqlite import SqliteDatabase as Opened
+        else:
+            try:
+                import_module("psycopg")
+            except ImportError as error:
+                raise ConfigError(missing_driver(url, error)) from None
+            from art_patch.store.backends.postgres import PostgresDatabase as Opened
+    return Store(Opened(url, create=create, project=project, trouble=trouble))

@@ -68,7 +68,7 @@ class Database(ABC):
     def __init__(
         self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
     ) -> None:
-        # Subclasses connect. Arguments and errors are those of `store._open_database`.
+        # Subclasses connect. Arguments and errors are those of `open_store`.
         self.url = url
         self.project = project
         self._binds = create

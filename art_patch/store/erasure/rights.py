@@ -192,51 +192,36 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A policy that was trained on the erased data, or descends from one. It is only reported here, never deleted.
-
-    Attributes:
-        how: `trained` if the policy was trained on the data, `descends` if one of its ancestors was.
-        serves: whether the policy is the champion now.
-        path: directory of its adapter; `None` for a base model.
-    """
+    """A policy that was trained on the erased data, or descends from one. It is only reported here, never deleted."""
 
     name: str
     state: str
-    how: str
-    serves: bool
-    path: str | None = None
+    how: str  # `trained` if the policy was trained on the data, `descends` if one of its ancestors was
+    serves: bool  # whether the policy is the champion now
+    path: str | None = None  # directory of its adapter; `None` for a base model
 
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """The number of rows that an erasure deleted, or with `dry_run` would delete, and where copies remain.
-
-    Attributes:
-        messages: number of messages that no other row refers to; `None` in a dry run, which does not compute it.
-        judgements: judgements of groups that became empty.
-        groups: ids of the groups that held one of the trajectories.
-        dead_groups: ids of those groups that waited for training and cannot be used with fewer than two members left.
-        exports: exports that hold the data. They are only reported here, never deleted.
-        policies: policies that were trained on the data, and their descendants, oldest first.
-        finishes: whether this run completes an earlier erasure of the same data that was cut short.
-        scrubbed: whether the write-ahead log is free of the data. If not, an open reader prevented it: erase again.
-        dry_run: whether nothing was deleted.
-    """
+    """The number of rows that an erasure deleted, or with `dry_run` would delete, and where copies remain."""
 
     trajectories: int = 0
     calls: int = 0
+    # Number of messages that no other row refers to; `None` in a dry run, which does not compute it.
     messages: int | None = 0
     scores: int = 0
     spans: int = 0
     corrections: int = 0
-    judgements: int = 0
-    groups: tuple[str, ...] = ()
+    judgements: int = 0  # judgements of groups that became empty
+    groups: tuple[str, ...] = ()  # ids of the groups that held one of the trajectories
+    # Ids of those groups that waited for training and cannot be used with fewer than two members left.
     dead_groups: tuple[str, ...] = ()
-    exports: tuple[Export, ...] = ()
-    policies: tuple[Taught, ...] = ()
-    finishes: bool = False
+    exports: tuple[Export, ...] = ()  # exports that hold the data. They are only reported here, never deleted
+    policies: tuple[Taught, ...] = ()  # policies that were trained on the data, and their descendants, oldest first
+    finishes: bool = False  # whether this run completes an earlier erasure of the same data that was cut short
+    # Whether the write-ahead log is free of the data. If not, an open reader prevented it: erase again.
     scrubbed: bool = True
-    dry_run: bool = False
+    dry_run: bool = False  # whether nothing was deleted
 
     @property
     def found(self) -> bool:
