@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
@@ -367,8 +368,9 @@ def status() -> Status:
     projects = {runtime.settings.project: each for runtime, each in zip(runtimes, found, strict=True)}
     counts = [name for name, value in found[0]._asdict().items() if type(value) is int]
     sums = {name: sum(getattr(each, name) for each in found) for name in counts}
+    unrouted = sum((Counter(each.not_routed) for each in found), Counter[str]())
     others = (f"{name}: {said}" for name, each in [*projects.items()][1:] for said in each.degraded)
-    return found[0]._replace(**sums, degraded=(*found[0].degraded, *others), projects=projects)
+    return found[0]._replace(**sums, not_routed=unrouted, degraded=(*found[0].degraded, *others), projects=projects)
 
 
 def flush(timeout_s: float = 5.0) -> bool:

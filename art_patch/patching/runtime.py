@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -63,6 +64,7 @@ class Status(NamedTuple):
         dropped: number of records that were lost, because the queue was full or the store refused them.
         fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
         engine_full: number of those fallbacks that went upstream because the engine had no room for them.
+        not_routed: number of calls that no policy can answer, by API and reason. They are no fallbacks.
         shadowed: number of answers that policies gave in the background, in mode or state `shadow`.
         shadow_skipped: number of background calls that were not made: `shadow_per_minute` was used up, too many calls
             were waiting, the engine was failing or full, or the policy was not to be asked any more.
@@ -85,6 +87,7 @@ class Status(NamedTuple):
     served_by_policy: int = 0
     fallbacks: int = 0
     engine_full: int = 0
+    not_routed: Mapping[str, int] = MappingProxyType({})
     shadowed: int = 0
     shadow_skipped: int = 0
     shadow_failed: int = 0
@@ -119,6 +122,7 @@ class Runtime:
             on_shadow=lambda call, info: self.shadow.offer(call, info),
         )
         self.matches = compile_match(settings.match)
+        self.not_routed: Counter[str] = Counter()
         self.engine_clients = EngineClients()
         self.degraded: dict[str, str] = {}
         self._facts = facts
@@ -148,6 +152,13 @@ class Runtime:
         if not self._remote and time.monotonic() - self._polled_at >= self.settings.poll_interval_s:
             self.poll()
         self.recorder.ensure_running()
+
+    def count_not_routed(self, reason: str) -> None:
+        """Count a call that no policy can answer."""
+        with self._lock:
+            # A reason may name a field of the request, so there may be any number of them.
+            kept = reason in self.not_routed or len(self.not_routed) < 50
+            self.not_routed[reason if kept else "other reasons"] += 1
 
     def began(self, call: object) -> None:
         """Note that a call has been sent to the engine; if it waits for long, the engine's health is checked."""
@@ -302,6 +313,7 @@ class Runtime:
             **{name: getattr(target, name) for name in of_target},
             **{name: getattr(recorder.counts, name) for name in of_counts},
             "dropped": recorder.dropped,
+            "not_routed": dict(self.not_routed),
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,
             "shadow_failed": shadow.failed,

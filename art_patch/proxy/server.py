@@ -128,7 +128,7 @@ def build_app(
         # Without the key, which no server beyond loopback lacks, nothing is told but that the proxy answers.
         if key is None or http_guard.shows(request.scope, KEY, key):
             facts |= {"mode": now.mode, "champion": now.champion, "engine": now.base_url}
-            facts |= {"recorded": now.recorded, "degraded": list(now.degraded)}
+            facts |= {"recorded": now.recorded, "not_routed": now.not_routed, "degraded": list(now.degraded)}
         return JSONResponse(facts)
 
     app = Starlette(

@@ -125,6 +125,14 @@ class EngineRefused(EngineError):
         self.status = status
 
 
+_MOST_BYTES = 16 << 20  # of an answer of `/health` or `/v1/models`
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """Make a redirect an error: `urllib` would send the key to whatever host it names."""
+
+
 class EngineClient:
     """HTTP client of one engine: loads and unloads policies, sends chat completions; several threads may share it."""
 
@@ -161,9 +169,12 @@ class EngineClient:
     def _client(self) -> Any:
         # Imported late, because the SDK takes seconds to import: `health` and `models` use the standard library, and a
         # rollback needs no more. Its generic `post` is the same in openai 1, 2 and 3, so no HTTP library is named here.
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
-        return OpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self._timeout_s)
+        # A prompt goes to the engine's address and nowhere else: no redirect, no proxy of the environment.
+        pool = DefaultHttpxClient(follow_redirects=False, mounts=dict.fromkeys(("http://", "https://", "all://")))
+        known: dict[str, Any] = {"base_url": self.base_url, "api_key": self._api_key, "timeout": self._timeout_s}
+        return OpenAI(**known, max_retries=0, http_client=pool)
 
     def health(self, *, timeout_s: float = 5.0) -> bool:
         """Whether `GET /health` succeeds, that is, whether the engine answers requests; False if nothing listens."""
@@ -236,12 +247,14 @@ class EngineClient:
     def _look(self, path: str, *, timeout_s: float) -> bytes:
         request = urllib.request.Request(self.base_url + path, headers={"Authorization": f"Bearer {self._api_key}"})
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return cast("bytes", answer.read())
+            # As in the app, no proxy of the environment gets the key either.
+            opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+            with opener.open(request, timeout=timeout_s) as answer:
+                return cast("bytes", answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             with error:
-                told = parse_object(error.read()).get("error")  # as the SDK gives it in `APIStatusError.body`
-                raise self._refusal(path, error.code, told, str(error.reason)) from error
+                told = parse_object(error.read(_MOST_BYTES))  # its `error` is what the SDK gives as the error's `body`
+                raise self._refusal(path, error.code, told.get("error"), str(error.reason)) from error
         except (OSError, HTTPException) as error:
             raise self._unreachable(getattr(error, "reason", error)) from error
 

@@ -72,7 +72,8 @@ def accepted_wait_s(caller: Caller) -> float | None:
     """Returns the seconds that a request accepts to wait for its turn (`WAIT_HEADER`); `None` for any."""
     given = next((value for name, value in caller.headers if name == WAIT_HEADER.encode()), None)
     try:
-        return None if given is None else float(given)
+        # NaN becomes 0, and infinity a day.
+        return None if given is None else min(max(0.0, float(given)), 86_400.0)
     except ValueError:
         raise ApiError(400, f"the header {WAIT_HEADER} is not a number of seconds") from None
 

@@ -388,9 +388,9 @@ def test_a_request_is_refused_at_once_if_its_turn_would_come_too_late(base_dir: 
         assert within("0")["choices"]  # there is room, so it need not wait
         running = [pool.submit(ask, server.openai, max_tokens=900, extra_body={"ignore_eos": True}) for _ in "ab"]
         wait_until(lambda: engine.stats()["running"] == 2)
-        for stream in (False, True):  # a stream, too, is refused before its first byte
+        for stream, seconds in ((False, "0"), (True, "0"), (False, "nan")):  # a stream is refused before its first byte
             with pytest.raises(openai.RateLimitError, match="the engine is full") as refused:
-                within("0", stream=stream)
+                within(seconds, stream=stream)
             assert (refused.value.code, refused.value.response.headers["retry-after"]) == ("engine_full", "1")
         with pytest.raises(openai.BadRequestError, match="not a number of seconds"):
             within("soon")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import wrapt
 
-from art_patch.patching.rewriting.response_rewriter import InvalidAnswer
+from art_patch.patching.rewriting.response_rewriter import MOST_BYTES, InvalidAnswer
 from art_patch.patching.routing.target import Target
 from art_patch.trajectories import ENGINE_PARAMS, PARAMS
 from art_patch.types import WAIT_HEADER
@@ -26,8 +26,6 @@ _KEPT_HEADERS = ("x-stainless-", "____stainless_override_cast_to")
 
 # What `extra_body` may pass on to the engine. Unlike the SDK's own arguments it can hold anything, even a key.
 _EXTRA_FIELDS = PARAMS | ENGINE_PARAMS | {"logprobs", "return_token_ids", "stream_options", "messages", "tools"}
-
-_MOST_BYTES = 64 << 20  # of an answer of the engine
 
 _HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
 
@@ -218,8 +216,11 @@ class _BoundedClient(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArg
             return self._read_async(sent, stream)
         try:
             _check_size(sent)
-            if not stream:
-                sent.read()
+            if not stream and not sent.is_stream_consumed:
+                body = bytearray()
+                for chunk in sent.iter_raw():
+                    _add(body, chunk)
+                sent._content = bytes(body)  # as `read` would leave it
         except BaseException:
             sent.close()
             raise
@@ -229,8 +230,11 @@ class _BoundedClient(wrapt.ObjectProxy):  # pyright: ignore[reportMissingTypeArg
         response = await sent
         try:
             _check_size(response)
-            if not stream:
-                await response.aread()
+            if not stream and not response.is_stream_consumed:
+                body = bytearray()
+                async for chunk in response.aiter_raw():
+                    _add(body, chunk)
+                response._content = bytes(body)
         except BaseException:
             await response.aclose()
             raise
@@ -242,8 +246,14 @@ def _check_size(response: Any) -> None:
     if response.headers.get("content-encoding", "identity") != "identity":
         raise InvalidAnswer("it is compressed, which was not asked for")
     length = response.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > _MOST_BYTES:
+    if not length.isdecimal() or int(length) > MOST_BYTES:
         raise InvalidAnswer(f"it has {length:.20} bytes")
+
+
+def _add(body: bytearray, chunk: bytes) -> None:
+    body += chunk
+    if len(body) > MOST_BYTES:  # an answer without a length
+        raise InvalidAnswer(f"it has more than {MOST_BYTES} bytes")
 
 
 def _is_for_provider_only(pool: Any) -> bool:

@@ -21,6 +21,8 @@ from pydantic_core import from_json, to_json
 
 DONE = b"[DONE]"
 
+MOST_BYTES = 64 << 20  # of an answer of the engine; four times that of a streamed one
+
 
 class InvalidAnswer(Exception):
     """The engine's answer is invalid and must not reach the app. The message says what is wrong with the answer."""
@@ -176,6 +178,7 @@ class StreamRewriter:
     def __init__(self, rewriter: ResponseRewriter) -> None:
         self._rewriter = rewriter
         self._rest: list[bytes] = []
+        self._size = 0
         self.unread = b""
         self._finished: set[int] = set()
         self._silent = set(range(rewriter.n))  # choices without content so far
@@ -183,6 +186,9 @@ class StreamRewriter:
 
     def feed(self, data: bytes) -> bytes:
         """Return the rewritten bytes of all complete lines; keep the rest. Raise `InvalidAnswer` if one is invalid."""
+        self._size += len(data)
+        if self._size > 4 * MOST_BYTES:  # the event of a token repeats its frame
+            raise InvalidAnswer("the stream does not end")
         if self._rest:
             self._rest.append(data)
             if b"\n" not in data:  # joined once, when the line is whole: a long line may come in many pieces

@@ -80,8 +80,11 @@ class RoutedCall:
         target = runtime.target
         # A target that is unknown routes nothing, but calls that it would have routed are recorded with the reason.
         may_be_routed = target.serves or target.unknown is not None
-        if may_be_routed and surface.why_not_routed(options, stream, runtime.settings) is None:
-            self.routed, self.exchange.fallback = target.serves, target.unknown
+        if may_be_routed:
+            if (why := surface.why_not_routed(options, stream, runtime.settings)) is None:
+                self.routed, self.exchange.fallback = target.serves, target.unknown
+            else:
+                runtime.count_not_routed(f"{surface.api}: {why:.100}")
         if self.routed and (target.mode != "route" or target.challenger_state == "shadow"):
             self._choose(target)
 

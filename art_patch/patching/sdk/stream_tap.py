@@ -11,7 +11,6 @@ upstream then: the app has received half of an answer, and the rest of another m
 import _thread
 import inspect
 import sys
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -22,6 +21,7 @@ from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, Stream
 from art_patch.recording import Ended, Exchange
 
 _MOST_BYTES = 16 << 20  # of a recorded stream, unpacked
+_PIECE_BYTES = 64  # unpacked at once; brotli makes up to 16 MiB of about ten bytes
 _POOLS = ("httpcore.", "httpcore2.")
 
 # What each `_SyncTappedIterator` reads from, by its id. The reference keeps the garbage collector from finalising that
@@ -290,13 +290,15 @@ def install(response: Any, tap: StreamTap, is_async: bool, opened: Any = None, b
 def _decoder(response_class: Any, encoding: str) -> Callable[[bytes], bytes]:
     # The HTTP library that would decode the answer for the app decodes it here, later and on the recorder's thread.
     def decode(raw: bytes) -> bytes:
-        if encoding.lower() not in ("gzip", "x-gzip"):
-            return response_class(200, headers={"content-encoding": encoding}, content=raw).content
-        # The app unpacks piece by piece what would be unpacked here at once: 300 kB may become 300 MB.
-        unpacker = zlib.decompressobj(wbits=31)
-        unpacked = unpacker.decompress(raw, _MOST_BYTES)
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"the stream unpacks to more than {_MOST_BYTES} bytes")
-        return unpacked
+        if "," in encoding:
+            raise ValueError("encodings in one another, of which each multiplies the size")
+        # In small pieces: 300 kB may become 300 MB, and the app, which unpacks as it reads, need not hold them.
+        pieces = (raw[at : at + _PIECE_BYTES] for at in range(0, len(raw), _PIECE_BYTES))
+        unpacked = bytearray()
+        for piece in response_class(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+            unpacked += piece
+            if len(unpacked) > _MOST_BYTES:
+                raise ValueError(f"the stream unpacks to more than {_MOST_BYTES} bytes")
+        return bytes(unpacked)
 
     return decode
