@@ -1,6 +1,5 @@
 """The settings of an update, and checks whether this environment can run one. Loads no torch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from importlib.util import find_spec
@@ -8,19 +7,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
-from art_patch.training.losses.loss_config import Limit, LossConfig, Scale, limits_of, require_one_of
+from art_patch.training.losses import loss_config as limits
+from art_patch.training.losses.loss_config import Limit, LossConfig, Scale
 
 Start = Literal["champion", "base"]
 Reference = Literal["base", "champion"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["auto", "peft", "unsloth"]
 _CHOICES = {"start": Start, "reference": Reference, "advantage_scale": Scale, "dtype": Dtype, "backend": Backend}
-
-
-# A config may come from JSON or a command line, so the type checker has not seen its values. And a bool is an int in
-# Python: `epochs=True` would pass for 1.
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:
@@ -35,10 +29,6 @@ def _or_none(limit: Limit, so: str) -> Limit:
     return Limit(lambda value: value is None or limit.allows(value), f"{limit.words}, or None {so}")
 
 
-_NUMBER = Limit(_is_number, "a number")
-_ABOVE_0 = Limit(lambda value: _is_number(value) and value > 0, "a number above 0")
-_FROM_0 = Limit(lambda value: _is_number(value) and value >= 0, "a number, at least 0")
-_SHARE = Limit(lambda value: _is_number(value) and 0 < value <= 1, "above 0 and at most 1")
 _WHOLE_FROM_0 = Limit(lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
 _WHOLE_FROM_1 = Limit(lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
 
@@ -121,7 +111,7 @@ class TrainConfig:
             numbers. It cannot be read back.
     """
 
-    learning_rate: Annotated[float, _ABOVE_0, Option(help="Peak learning rate of AdamW.")] = 1e-4
+    learning_rate: Annotated[float, limits.ABOVE_0, Option(help="Peak learning rate of AdamW.")] = 1e-4
     epochs: Annotated[int, _WHOLE_FROM_1] = 2
     minibatches: Annotated[int, _WHOLE_FROM_1] = 8
     batch_size: Annotated[
@@ -139,7 +129,7 @@ class TrainConfig:
     lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
     lora_dropout: Annotated[
         float,
-        Limit(lambda value: _is_number(value) and 0 <= value < 1, "at least 0 and below 1"),
+        Limit(lambda value: limits.NUMBER.allows(value) and 0 <= value < 1, "at least 0 and below 1"),
         Option(least=0.0, help="Share of the LoRA's inputs that each optimizer step leaves out, below 1."),
     ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
@@ -147,12 +137,12 @@ class TrainConfig:
     advantage_scale: Scale = "group"
     imitate_from: Annotated[
         float | None,
-        _or_none(_NUMBER, "to imitate nothing"),
+        _or_none(limits.NUMBER, "to imitate nothing"),
         Option(help="Imitate corrections, and upstream's answers in runs of at least this reward. Default: off."),
     ] = None
     prefer_from: Annotated[
         float | None,
-        _or_none(_ABOVE_0, "to prefer nothing"),
+        _or_none(limits.ABOVE_0, "to prefer nothing"),
         Option(
             help="Learn preferences (DPO) from corrections, and from siblings whose rewards differ by at least this "
             "much. Default: off."
@@ -160,19 +150,21 @@ class TrainConfig:
     ] = None
     rehearse_from: Annotated[
         float | None,
-        _or_none(_NUMBER, "to rehearse nothing"),
+        _or_none(limits.NUMBER, "to rehearse nothing"),
         Option(
             help="Against forgetting: also imitate demonstrations, and the policy's own earlier runs of at least "
             "this reward. Default: off."
         ),
     ] = None
-    rehearse_weight: Annotated[float, _ABOVE_0, Option(help="Weight of that rehearsal beside the new groups.")] = 0.1
-    preference_beta: Annotated[float, _ABOVE_0] = 0.1
-    weight_decay: Annotated[float, _FROM_0] = 0.0
-    max_grad_norm: Annotated[float, _ABOVE_0] = 1.0
+    rehearse_weight: Annotated[
+        float, limits.ABOVE_0, Option(help="Weight of that rehearsal beside the new groups.")
+    ] = 0.1
+    preference_beta: Annotated[float, limits.ABOVE_0] = 0.1
+    weight_decay: Annotated[float, limits.FROM_0] = 0.0
+    max_grad_norm: Annotated[float, limits.ABOVE_0] = 1.0
     max_staleness: Annotated[int, _WHOLE_FROM_0] = 2
-    max_kl_nats: Annotated[float | None, _or_none(_ABOVE_0, "for no bound")] = 1.0
-    max_clip_fraction: Annotated[float | None, _or_none(_SHARE, "for no bound")] = None
+    max_kl_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 1.0
+    max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound")] = None
     micro_batch_tokens: Annotated[int, _WHOLE_FROM_1] = 16_384
     max_tokens: Annotated[int, _WHOLE_FROM_1] = 32_768
     learn_truncated: Annotated[
@@ -187,7 +179,7 @@ class TrainConfig:
     seed: Annotated[
         int, _WHOLE_FROM_0, Option(least=0, help="Seed of a new LoRA's weights and of the order of groups.")
     ] = 0
-    checkpoint_every_s: Annotated[float, _FROM_0] = 60.0
+    checkpoint_every_s: Annotated[float, limits.FROM_0] = 60.0
     save_steps: Annotated[
         int | None,
         _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"),
@@ -216,8 +208,8 @@ class TrainConfig:
         if said := {name: value for name, value in given.items() if value is not None}:
             object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
         for name, known in _CHOICES.items():
-            require_one_of(name, getattr(self, name), get_args(known))
-        for name, value, limit in limits_of(self):
+            limits.require_one_of(name, getattr(self, name), get_args(known))
+        for name, value, limit in limits.limits_of(self):
             if not limit.allows(value):
                 raise ConfigError(f"{name}={value!r} must be {limit.words}")
         if self.gradient_accumulation_steps != 1 and self.batch_size is None:

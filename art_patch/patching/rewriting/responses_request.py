@@ -121,10 +121,6 @@ def _text(text: Any) -> str | None:
     return None
 
 
-def _reasoning(reasoning: Any) -> str | None:
-    return _unknown("reasoning.", reasoning, "effort")
-
-
 def _stream_options(stream_options: Any) -> str | None:
     # Obfuscation is padding against eavesdroppers; a stream of the champion has none.
     known = stream_options in ({}, {"include_obfuscation": False}, {"include_obfuscation": None})
@@ -227,7 +223,7 @@ _FIELDS: dict[str, tuple[type | tuple[type, ...], _Check | None]] = {
     "max_output_tokens": (int, None),
     "model": (object, None),
     "parallel_tool_calls": (bool, None),
-    "reasoning": (dict, _reasoning),
+    "reasoning": (dict, lambda given: _unknown("reasoning.", given, "effort")),
     "store": (object, None),
     "stream": (object, None),
     "stream_options": (object, _stream_options),

@@ -146,8 +146,17 @@ class Limit:
     words: str  # what an error message says after "must be"
 
 
-_ABOVE_0 = Limit(lambda value: 0 < value < math.inf, "above 0")
-_FROM_1 = Limit(lambda value: 1 <= value < math.inf, "at least 1")
+# A config may come from JSON or a command line, so the type checker has not seen its values. And a bool is an int in
+# Python: `epochs=True` would pass for 1.
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+NUMBER = Limit(_is_number, "a number")
+ABOVE_0 = Limit(lambda value: _is_number(value) and value > 0, "a number above 0")
+FROM_0 = Limit(lambda value: _is_number(value) and value >= 0, "a number, at least 0")
+SHARE = Limit(lambda value: _is_number(value) and 0 < value <= 1, "above 0 and at most 1")
+_FROM_1 = Limit(lambda value: _is_number(value) and value >= 1, "a number, at least 1")
 
 
 def limits_of(config: Any) -> Iterator[tuple[str, Any, Limit]]:
@@ -202,19 +211,19 @@ class LossConfig:
 
     name: Annotated[LossName, Option(name="loss", help="Loss to minimise, as in its paper.")] = "dapo"
     level: Level | None = None
-    clip_low: Annotated[float | None, Limit(lambda value: 0 < value <= 1, "above 0 and at most 1")] = None
-    clip_high: Annotated[float | None, _ABOVE_0] = None
+    clip_low: Annotated[float | None, SHARE] = None
+    clip_high: Annotated[float | None, ABOVE_0] = None
     clip_max: Annotated[float | None, _FROM_1] = None
     ratio_cap: Annotated[float | None, _FROM_1] = None
     max_completion_tokens: Annotated[int | None, _FROM_1] = None
     kl_coefficient: Annotated[
         float,
-        Limit(lambda value: 0 <= value < math.inf, "at least 0"),
+        FROM_0,
         Option(name="kl", least=0.0, help="Weight of the KL divergence that keeps the policy near the base."),
     ] = 0.0
     kl_estimator: Estimator = "k3"
     importance_cap: Annotated[float | None, _FROM_1] = 3.0
-    off_policy_nats: Annotated[float | None, _ABOVE_0] = None
+    off_policy_nats: Annotated[float | None, ABOVE_0] = None
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""
