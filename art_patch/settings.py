@@ -134,11 +134,15 @@ class Settings(BaseModel):
     variable; then a missing integration is an error. An integration stays active until the process ends."""
 
     queue_mib: int = Field(default=64, ge=1)
-    """Size of the queue of recorded calls, in MiB. Calls beyond it are dropped and counted."""
+    """Memory for recorded calls that are not in the spool yet, in MiB. Calls beyond it are dropped and counted."""
+
+    spool_mib: int = Field(default=1024, ge=0)
+    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them.
+    What a process leaves there, the next process or command takes over. 0: no spool; then calls wait in memory, and
+    an app that is killed loses those of the last `flush_interval_s`, and all of its first second."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
-    """Seconds that the writer collects calls before it writes a batch. An app that is killed loses at most this much.
-    In its first second or two, before the store is open, it loses everything recorded so far."""
+    """Seconds that the writer collects calls before it writes a batch."""
 
     poll_interval_s: float = Field(default=0.5, gt=0, le=2.0)
     """Seconds between two looks at mode, champion and engine in the store. A look takes about a millisecond."""

@@ -24,6 +24,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before its first import: an assertion there shows its values, too
 
+from tests.support.spooled import whenever_opened  # noqa: E402
 from tests.support.statements import Watch  # noqa: E402
 from tests.support.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
 
@@ -76,6 +77,13 @@ def statements() -> Iterator[Watch]:
     watch.on()
     yield watch
     watch.off()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spooled() -> Iterator[None]:
+    """Stores that tests open have what ended apps left."""
+    with whenever_opened():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import getpass
 import re
+import sys
 import time
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
@@ -19,9 +21,10 @@ from typing import Annotated, Any, ClassVar, get_args
 from art_patch import grouping, rewards, store, types
 from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
-from art_patch.cli.output import answer
+from art_patch.cli.output import answer, one_line
 from art_patch.cli.typed_options import setting
 from art_patch.errors import ConfigError, StoreError
+from art_patch.recording import spool_directory, take_over
 from art_patch.settings import Settings, load_settings
 
 
@@ -96,9 +99,24 @@ class ActingProject(Project):
 
 
 def open_existing(chosen: Settings) -> store.Store:
-    """Open the project's store. A missing store raises an error and is not created: its name may be mistyped."""
+    """Open the project's store. A missing store raises an error and is not created: its name may be mistyped.
+
+    What processes of the project have left in the spool is written to it first.
+    """
+    if spool_directory(chosen).is_dir():
+        _take_over(chosen)
     require_project(chosen)
     return store.open_store(chosen.store_url, create=False, project=chosen.project)
+
+
+def _take_over(chosen: Settings) -> None:
+    with ExitStack() as stack:
+        sink = cache(lambda: stack.enter_context(closing(store.open_store(chosen.store_url, project=chosen.project))))
+        try:
+            take_over(chosen, sink)
+        except (StoreError, OSError) as error:
+            line = f"recorded calls wait in {spool_directory(chosen)}, because the store does not take them: {error}"
+            sys.stderr.write(f"art-patch: {one_line(line)}\n")
 
 
 def require_project(chosen: Settings) -> None:

@@ -130,6 +130,7 @@ def patch(
     carry_threads: bool | None = None,
     integrations: Literal["auto", "off"] | Sequence[str] | None = None,
     queue_mib: int | None = None,
+    spool_mib: int | None = None,
     flush_interval_s: float | None = None,
     poll_interval_s: float | None = None,
 ) -> Handle:
@@ -160,7 +161,8 @@ def patch(
         otel: `off` emits no OpenTelemetry spans.
         carry_threads: whether a new thread belongs to the trajectory of the thread that starts it.
         integrations: `off`, or the import names of frameworks. Without it, every installed integration is used.
-        queue_mib: MiB of calls that may wait in memory to be written. Calls beyond that are dropped.
+        queue_mib: MiB of calls that may wait in memory. Calls beyond that are dropped.
+        spool_mib: MiB of calls that may wait in files beside the store. 0: calls wait in memory alone.
         flush_interval_s: seconds that the recorder collects calls before it writes them.
         poll_interval_s: seconds between two reads of the route (champion, engine, mode) from the store.
 

@@ -323,7 +323,7 @@ class Runtime:
         """Return one sentence for each thing that does not work right now, for `status().degraded`."""
         found = list(self.degraded.values())
         if self.recorder.trouble is not None:
-            found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait in memory.")
+            found.append(f"The store cannot be written ({self.recorder.trouble}); calls wait until it can.")
         if self.recorder.losses:
             found.append(f"{self.recorder.losses}.")
         if not self.breaker.closed:

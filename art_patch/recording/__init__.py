@@ -3,10 +3,11 @@
 In: an `Exchange` for each call (from `patching`), and through `emit()` scores, spans and trajectories (from `context`).
 Out: batches of records for the store.
 
-The app's threads only append raw bytes to a queue. The recorder's thread parses them, finds the trajectory of each call
-and writes to the store. The queue is limited in bytes; a call that does not fit is not recorded at all, and is counted.
-Only allow-listed fields of a request are recorded, and no headers. Secrets are removed from error texts. If the store
-fails, batches wait in memory and are tried again, and the app's calls go on as usual.
+The app's threads only append raw bytes to a queue. The spooler's thread writes what may be stored to a file, from which
+it gets into the store even if the process is killed. The recorder's thread parses the calls, finds the trajectory of
+each and writes to the store. Queue and files are limited in bytes; a call that does not fit is not recorded at all, and
+is counted. Only allow-listed fields of a request are recorded, and no headers. Secrets are removed from error texts. If
+the store fails, calls wait and are tried again, and the app's calls go on as usual.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
@@ -20,5 +21,7 @@ if TYPE_CHECKING:
     from art_patch.recording.redaction import Redactor
     from art_patch.recording.responses import read_responses_request
     from art_patch.recording.scrubbing import described
+    from art_patch.recording.spool import spool_directory
+    from art_patch.recording.takeover import take_over
 else:
     __getattr__ = lazily()

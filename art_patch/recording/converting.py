@@ -16,9 +16,10 @@ from typing import Any, cast
 
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.ids import new_id
-from art_patch._lib.loose_json import as_object, objects, parse_object
+from art_patch._lib.loose_json import as_object, objects
 from art_patch.recording import chat, messages, responses
 from art_patch.recording.exchange import Exchange, in_share
+from art_patch.recording.frames import parse_request
 from art_patch.recording.redaction import MEDIA_REPLACED, Redactor, without_media
 from art_patch.recording.scrubbing import scrub
 from art_patch.settings import Redact
@@ -63,11 +64,11 @@ class Converter:
 
     def _read(self, exchange: Exchange) -> list[Record]:
         call = read_call(exchange)
-        info = exchange.trajectory or self._stitcher.place(call, exchange.group_key)
+        info = exchange.trajectory or self._stitcher.place(call, exchange.group_key, exchange.run_id)
         call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
         # A policy cannot be asked about a picture of which only the hash is left.
-        whole = exchange.shadow and without_media(exchange.request) is exchange.request
-        if whole and call.status == "ok" and self._on_shadow is not None:
+        whole = not exchange.media_replaced
+        if exchange.shadow and whole and call.status == "ok" and self._on_shadow is not None:
             self._on_shadow(call, info)
         return [*self._announce(info), call]
 
@@ -88,31 +89,28 @@ def _owner(record: Record) -> str:
     return record.id if isinstance(record, TrajectoryInfo | AppReport) else record.trajectory_id
 
 
-_READERS: dict[Api, tuple[Callable[[dict[str, Any]], chat.Asked], Callable[[bytes], chat.Answered]]] = {
-    "chat": (chat.read_chat_request, chat.read_chat_answer),
-    "completions": (chat.read_completions_request, chat.read_completions_answer),
-    "messages": (messages.read_messages_request, messages.read_messages_answer),
-    "responses": (responses.read_responses_request, responses.read_responses_answer),
+_ANSWERS: dict[Api, Callable[[bytes], chat.Answered]] = {
+    "chat": chat.read_chat_answer,
+    "completions": chat.read_completions_answer,
+    "messages": messages.read_messages_answer,
+    "responses": responses.read_responses_answer,
 }
 
 
 def read_call(exchange: Exchange) -> Call:
     """Return the parsed call of an exchange. Its `trajectory_id` is empty, because the caller finds the trajectory."""
-    # A policy is always asked by a chat completion, whichever surface the app called.
-    read_request, read_answer = _READERS["chat" if exchange.policy is not UPSTREAM else exchange.api]
-    request = without_media(exchange.request)
-    asked = read_request(parse_object(request))
+    asked = parse_request(exchange)
     params = asked.params
     if not exchange.keeps_logprobs and exchange.policy is not UPSTREAM:
         # The engine's request asks for log-probabilities; the app has not.
         params = {key: value for key, value in params.items() if key != "logprobs"}
-    answer = read_answer(without_media(_raw_answer(exchange)))
+    answer = _ANSWERS[exchange.asked_api](without_media(exchange.whole_answer()))
     error = exchange.error
     if error is None and answer.error is not None:
         error = f"the server ended the answer: {_short(answer.error)}"
     sampled = sum(len(choice.token_ids or ()) for choice in answer.choices)
     call = Call(
-        id=new_id(exchange.started_at),
+        id=exchange.id,
         trajectory_id="",
         started_at=exchange.started_at,
         requested_model=exchange.requested_model or answer.model or "",
@@ -132,19 +130,7 @@ def read_call(exchange: Exchange) -> Call:
         fallback=None if exchange.fallback is None else scrub(exchange.fallback),
         api=exchange.api,
     )
-    return replace(
-        call, untrainable=why_untrainable(call) or (MEDIA_REPLACED if request is not exchange.request else None)
-    )
-
-
-def _raw_answer(exchange: Exchange) -> bytes:
-    raw = b"".join(exchange.answer)
-    if raw and exchange.decode is not None:
-        try:
-            raw = exchange.decode(raw)
-        except Exception:  # a compressed stream that the app left in the middle
-            return b""
-    return raw
+    return replace(call, untrainable=why_untrainable(call) or (MEDIA_REPLACED if exchange.media_replaced else None))
 
 
 def _status(exchange: Exchange, answer: chat.Answered, expected: int) -> CallStatus:
@@ -204,12 +190,15 @@ class Stitcher:
         # By the node of an answer, and by that of a prompt alone with `_ASKED` after it.
         self._ends: OrderedDict[bytes, list[_End]] = OrderedDict()
 
-    def place(self, call: Call, group_key: str | None = None) -> TrajectoryInfo:
-        """Return the trajectory that `call` belongs to, and remember the nodes of its answers."""
+    def place(self, call: Call, group_key: str | None = None, run_id: str | None = None) -> TrajectoryInfo:
+        """Return the trajectory that `call` belongs to, and remember the nodes of its answers.
+
+        A new trajectory gets the id `run_id`.
+        """
         nodes = list(accumulate(call.messages, _node, initial=ROOT))[1:]
         end = self._find(call, nodes)
         if end is None:
-            thread = _Thread(TrajectoryInfo(new_id(call.started_at), call.started_at, "single", group_key=group_key))
+            thread = _Thread(TrajectoryInfo(run_id or new_id(call.started_at), call.started_at, group_key=group_key))
         else:
             end.extended = True
             thread = end.thread

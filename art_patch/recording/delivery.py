@@ -1,4 +1,4 @@
-"""Writes batches of records to the store, keeps them while the store is down, and counts the records that were lost.
+"""Writes batches of records to the store, and keeps them while the store is down.
 
 A batch that fails is cut in half and tried again with back-off, so that one record that the store refuses cannot hold
 up the others. A single record that fails while others are written is dropped and counted, unless the disk is full or
@@ -8,16 +8,17 @@ recorder's thread makes them.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from art_patch._lib.faults import faults
 from art_patch.errors import StoreError
 
 if TYPE_CHECKING:
+    from art_patch.recording.exchange import Exchange
+    from art_patch.recording.spool import SpoolFile
     from art_patch.types import Record
 
 
@@ -26,8 +27,28 @@ MAX_RETRY_S = 30.0
 # With a hundred records, writing is a third faster, but holds the interpreter three times as long.
 BATCH_RECORDS = 32
 
-# A record, and the bytes of the queue that it holds until it is written or dropped.
-Sized: TypeAlias = "tuple[Record, int]"
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """A call or another record on its way to the store.
+
+    Attributes:
+        content: the call or record; `None` if it is kept in the spool alone.
+        size: bytes of memory that it holds.
+        kind: name of its class, as losses are counted by it.
+        place: where it is in the spool; `None` if it is in memory alone.
+        records: what was made of it for the spool, if texts had to be removed before.
+    """
+
+    content: Exchange | Record | None
+    size: int
+    kind: str
+    place: tuple[SpoolFile, int] | None = None
+    records: list[Record] | None = None
+
+
+# A record, and with the last record of an item the item, which is finished when the record is written or dropped.
+Waiting: TypeAlias = "tuple[Record, Item | None]"
 
 
 class Sink(Protocol):
@@ -45,7 +66,7 @@ class Delivery:
         """Open the sink at the first attempt. `breathe()` is called after each batch that was written."""
         self._open_sink = open_sink
         self._breathe = breathe
-        self._batches: deque[list[Sized]] = deque()
+        self._batches: deque[list[Waiting]] = deque()
         self._failures = 0
         self.sink: Sink | None = None
         self.retry_at = 0.0
@@ -58,14 +79,14 @@ class Delivery:
         """Whether any batch waits to be written."""
         return bool(self._batches)
 
-    def add(self, records: Sequence[Sized]) -> None:
+    def add(self, records: Sequence[Waiting]) -> None:
         """Append records to those that wait, in batches of at most `BATCH_RECORDS`."""
         for start in range(0, len(records), BATCH_RECORDS):
             self._batches.append(list(records[start : start + BATCH_RECORDS]))
 
-    def attempt(self, now: float) -> tuple[list[Sized], list[Sized]]:
+    def attempt(self, now: float) -> tuple[list[Waiting], list[Waiting]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
-        written, poison, failed = list[Sized](), list[Sized](), list[tuple[list[Sized], Exception]]()
+        written, poison, failed = list[Waiting](), list[Waiting](), list[tuple[list[Waiting], Exception]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
             if (error := self._write(batch)) is None:
@@ -96,7 +117,7 @@ class Delivery:
         if (close := getattr(sink, "close", None)) is not None:
             close()
 
-    def _write(self, batch: list[Sized]) -> Exception | None:
+    def _write(self, batch: list[Waiting]) -> Exception | None:
         try:
             if self.sink is None:
                 self.sink = self._open_sink()
@@ -108,60 +129,3 @@ class Delivery:
             faults.trouble("store.write", error)
             return error
         return None
-
-
-# The causes of a loss, as they are counted and reported.
-QUEUE_FULL = "the queue was full; raise queue_mib (ART_PATCH_QUEUE_MIB)"
-REDACTION = "redaction failed; mend the function that `redact` names"
-FAULT = "of a fault in art_patch; the logger art_patch shows it at level DEBUG, please report it"
-REFUSED = "the store refuses them; the logger art_patch shows why at level DEBUG"
-SLOW = "the store had not taken it all when the exit stopped waiting; call art_patch.flush(60) before the program ends"
-
-
-def unwritable(trouble: str) -> str:
-    """Return the cause to report for records that are lost because the store fails; `trouble`: class of its error."""
-    return f"the store cannot be written ({trouble}); `art-patch doctor` says why"
-
-
-def full_because(trouble: str | None) -> str:
-    """Return the cause of a loss by a full queue, with the class of the store's error if it could not be written."""
-    if trouble is None:
-        return QUEUE_FULL
-    return f"the store could not be written ({trouble}) until the queue was full; `art-patch doctor` says why"
-
-
-class Tally:
-    """A number of calls and a number of other records, as they are counted when records are lost."""
-
-    __slots__ = ("calls", "others")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.others = 0
-
-    def add(self, item: object, number: int = 1) -> None:
-        """Count an item of the queue, or the record that was made of the item, as a call or as another record."""
-        kind = type(item).__name__  # by name: only the recorder's thread imports the classes of records
-        if kind in ("Exchange", "Call"):
-            self.calls += number
-        elif kind != "AppReport":
-            self.others += number
-
-    def __str__(self) -> str:
-        """Return the numbers in words; empty if both are zero."""
-        calls = f"{self.calls} call{'s' * (self.calls != 1)}" if self.calls else ""
-        others = f"{self.others} other record{'s' * (self.others != 1)}" if self.others else ""
-        return " and ".join(part for part in (calls, others) if part)
-
-
-def sentence(losses: dict[str, Tally]) -> str:
-    """Return sentences that say how many records were lost and why, without the final full stop; empty if none was."""
-    parts = [f"{lost} not recorded, because {cause}" for cause, tally in losses.items() if (lost := str(tally))]
-    return ". ".join(parts)
-
-
-def say(line: str) -> None:
-    """Write a line to stderr, if there is one. Never raises."""
-    # It runs while the interpreter exits: stderr may be closed, `None` (under pythonw), or an object of the app.
-    with suppress(Exception):
-        print(line, file=sys.stderr, flush=True)

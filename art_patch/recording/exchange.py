@@ -17,6 +17,8 @@ from art_patch.types import UPSTREAM, Api, TrajectoryInfo
 if TYPE_CHECKING:
     from opentelemetry.context.context import Context
 
+    from art_patch.recording.chat import Asked
+
 
 # How the call ended. `closed`: the app left the stream early, or right after its last event.
 Ended = Literal["complete", "closed", "failed", "cancelled"]
@@ -42,9 +44,10 @@ class Exchange:
     """Request bytes, answer bytes and facts of one call of the app, its retries and its fallback included."""
 
     __slots__ = (
-        "_first", "_once", "_recorder", "_started", "answer", "api", "decode", "ended", "error", "fallback", "finished",
-        "generation", "group_key", "keeps_logprobs", "otel_context", "policy", "request", "requested_model", "server",
-        "shadow", "shadow_of", "span_id", "started_at", "streamed", "trajectory",
+        "_first", "_once", "_recorder", "_started", "answer", "api", "asked", "decode", "ended", "error", "fallback",
+        "finished", "generation", "group_key", "id", "keeps_logprobs", "media_replaced", "otel_context", "policy",
+        "request", "requested_model", "run_id", "server", "shadow", "shadow_of", "span_id", "started_at", "streamed",
+        "trajectory",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +69,10 @@ class Exchange:
         self.span_id = span_id
         self.group_key = group_key
         self.request: bytes = b""
+        # What the recorder's threads make of the request; until then it is bytes.
+        self.asked: Asked | None = None
+        self.media_replaced = False
+        self.id = self.run_id = ""  # of the call, and of its trajectory if the call belongs to no other
         self.answer: list[bytes] = []
         self.decode: Callable[[bytes], bytes] | None = None
         self.streamed = False
@@ -109,6 +116,31 @@ class Exchange:
         if error is not None:
             self.error = error
         self._recorder.put(self, FIXED_SIZE + len(self.request) + sum(map(len, self.answer)))
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds from the start to the end and to the first chunk (0 if there was none)."""
+        return self.finished - self._started, self._first and self._first - self._started
+
+    @times.setter
+    def times(self, read: tuple[float, float]) -> None:
+        self._started, (self.finished, self._first) = 0.0, read
+
+    def whole_answer(self) -> bytes:
+        """Return the answer's body, unpacked."""
+        raw = b"".join(self.answer)
+        if raw and self.decode is not None:
+            try:
+                raw = self.decode(raw)
+            except Exception:  # a compressed stream that the app left in the middle
+                raw = b""
+        self.answer, self.decode = [raw], None
+        return raw
+
+    @property
+    def asked_api(self) -> Api:
+        """The surface of the request that was sent: a policy is always asked by a chat completion."""
+        return self.api if self.policy is UPSTREAM else "chat"
 
     @property
     def is_finished(self) -> bool:

@@ -3,60 +3,51 @@
 The app's thread only runs `put()`: a size check and one append. It never waits, and may be called from anywhere, even
 from the garbage collector. The recorder's thread starts with the first call, or in `patch()` if the store is behind a
 network. It collects items for `flush_interval_s`, parses them, and writes them in batches; every `poll_interval_s` it
-also calls `on_tick`. Each call is either recorded, or dropped and counted, or still waiting. A forked child has an
-empty queue, new locks, its own thread and connection.
+also calls `on_tick`. Before, each item passes the spooler, which keeps it in a file until the store has it. Each call
+is either recorded, or dropped and counted, or still waiting. A forked child has an empty queue, new locks, its own
+threads, files and connection.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from art_patch._lib.faults import Unstorable, faults
 from art_patch._lib.forking import late_import, steps
 from art_patch._lib.os_threads import Empty, Flag, NativeThread, Queue, RLock
-from art_patch.recording import delivery, process
-from art_patch.recording.delivery import Delivery, Sink, Sized, Tally
+from art_patch.recording import accounting, process
+from art_patch.recording.accounting import Account, Counts
+from art_patch.recording.delivery import Delivery, Item, Sink, Waiting
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
+from art_patch.recording.frames import decode
+from art_patch.recording.spooler import Mark, Passed, Spooler
 from art_patch.settings import Settings
 from art_patch.store import waits_for_network
-from art_patch.types import UPSTREAM
 
 if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
+    from art_patch.recording.spool import SpoolFile
+    from art_patch.recording.takeover import Heir
     from art_patch.recording.telemetry import Telemetry
     from art_patch.types import Record
 
-COLLECT_ITEMS = 200
+COLLECT_RECORDS = 200
+COLLECT_S = 0.25
+
 
 # The thread pauses for this long after each call that it reads and each batch that it writes; see `_breathe`.
 PAUSE_S = 0.0001
+SATURATED_S = 0.002
+GIVE_WAY_S = 0.05
+
+# At the exit, an open store has so long to take what is in the spool, so that the next process need not.
+LEAVES_AFTER_S = 0.25
 
 EXIT_LOOKS_EVERY_S = 0.05
-
-
-@dataclass(eq=False, slots=True)
-class _Flush:
-    """A mark in the queue. Its flag is set once everything before it is written."""
-
-    written: Flag = field(default_factory=Flag)
-    given_up: bool = False
-
-
-@dataclass(slots=True)
-class Counts:
-    """How many of the app's calls were written to the store."""
-
-    recorded: int = 0
-    served_by_policy: int = 0
-    fallbacks: int = 0
-    engine_full: int = 0
-
-
-_Item: TypeAlias = "tuple[Exchange | Record | _Flush, int]"
 
 
 class Recorder:
@@ -78,9 +69,8 @@ class Recorder:
             on_shadow: called by the thread with each call of which policies get a copy in the background.
         """
         self.settings = settings
-        self._most_bytes = settings.queue_mib << 20
         self.generation = 0
-        self._open_sink = open_sink or self._open_store
+        self._open_sink = open_sink
         self._on_tick = on_tick
         self._on_shadow = on_shadow
         self._begin()
@@ -91,21 +81,23 @@ class Recorder:
         # stream, and so call `put()`, in the middle of a `put()` of the same thread. There a plain lock, and so
         # `queue.Queue` or `threading.Event`, would wait for itself for ever.
         self._lock = RLock()
-        self._queue: Queue[_Item] = Queue()
+        self._queue: Queue[Passed] = Queue()
         self._nudge = Flag()
         self._stopping = False
         self._thread: NativeThread | None = None
-        self._bytes = 0
-        self.dropped = 0  # calls and other records that were lost: the queue was full, or the store refused them
-        self._waiting = Tally()
-        self._lost: dict[str, Tally] = {}
-        self._said = ""
+        self._account = Account(self.settings.queue_mib << 20)
         self._gave_up = False
         self._read = 0
-        self._flushes: list[_Flush] = []
+        self._marks: list[Mark] = []
         self._converter: Converter | None = None
         self._telemetry: Telemetry | None = None
-        self._delivery = Delivery(self._open_sink, self._breathe)
+        self._delivery = Delivery(self._open_sink or self._open_store, self._breathe)
+        # A stand-in for the store has no files.
+        self._spooler: Spooler | None = None
+        if self._open_sink is None and self.settings.spool_mib:
+            self._spooler = Spooler(self.settings, self._converted, self._spooled)
+        self._pass_on = self._queue.put if self._spooler is None else self._spooler.put
+        self._heir: Heir | None = None
         self._hurried = False
         self.counts = Counts()
 
@@ -121,16 +113,11 @@ class Recorder:
         """Queue an item of `size` bytes; return false if the queue is full or belongs to another process."""
         if isinstance(item, Exchange) and item.generation != self.generation:
             return False  # the call began before the fork, so the parent records it
-        with self._lock:
-            # The newest call is dropped, not the oldest: that costs the caller nothing, while making room would free
-            # other calls' bytes in its time. Trajectories that began before the trouble stay whole.
-            if self._bytes + size > self._most_bytes:
-                self._drop(item, delivery.full_because(self.trouble))
-                return False
-            self._bytes += size
-            self._waiting.add(item)
-        self._queue.put((item, size))
-        if self._thread is None:
+        kind = type(item).__name__
+        if not self._account.admit(kind, size, self.trouble):
+            return False
+        self._pass_on(Item(item, size, kind))
+        if not self.running:
             self.ensure_running()
         return True
 
@@ -140,21 +127,23 @@ class Recorder:
 
     @property
     def running(self) -> bool:
-        """Whether the recorder's thread runs, which calls `on_tick`."""
-        return self._thread is not None
+        """Whether the recorder's thread runs, which calls `on_tick`, and the spooler's."""
+        return self._thread is not None and (self._spooler is None or self._spooler.running)
 
     def ensure_running(self) -> None:
-        """Start the recorder's thread if it does not run."""
-        if self._thread is not None:
+        """Start the recorder's threads if they do not run."""
+        if self.running:
             return
         with self._lock:
-            if self._thread is not None:
-                return
-            self._stopping = False
-            process.write_before_the_app_ends()
-            # Assigned before the start: the thread sets it to `None` when it ends, which may be at once.
-            self._thread = thread = NativeThread(self._run, "art_patch-recorder")
             try:
+                if self._spooler is not None and not self._spooler.running:
+                    self._spooler.start()
+                if self._thread is not None:
+                    return
+                self._stopping = False
+                process.write_before_the_app_ends()
+                # Assigned before the start: the thread sets it to `None` when it ends, which may be at once.
+                self._thread = thread = NativeThread(self._run, "art_patch-recorder")
                 thread.start()
             except BaseException as error:
                 self._thread = None
@@ -164,19 +153,19 @@ class Recorder:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
-        if self._bytes == 0:
+        if self._account.unfinished == 0:
             return True
-        marker = self._ask_to_write()
-        done = marker.written.wait(timeout_s)
-        marker.given_up = True
+        mark = self._ask_to_write()
+        done = mark.written.wait(timeout_s)
+        mark.given_up = True
         return done
 
-    def _ask_to_write(self) -> _Flush:
-        marker = _Flush()
-        self._queue.put((marker, 0))
+    def _ask_to_write(self) -> Mark:
+        mark = Mark()
+        self._pass_on(mark)
         self.ensure_running()
         self._nudge.set()
-        return marker
+        return mark
 
     def stop(self, timeout_s: float) -> bool:
         """Write the queued records and end the thread, until the next `put()`; return false if that takes too long."""
@@ -185,7 +174,7 @@ class Recorder:
         thread = self._thread
         if thread is not None:
             self._stopping = True
-            self._queue.put((_Flush(), 0))
+            self._pass_on(Mark(ends=True))
             self._nudge.set()
             thread.join(max(0.0, deadline - time.monotonic()))
         return done
@@ -197,22 +186,19 @@ class Recorder:
         return self._read + self._delivery.steps + steps(imports=self.trouble is None)
 
     @property
-    def trouble(self) -> str | None:
-        """Class name of the store's error while writing fails; `None` while it works."""
-        return self._delivery.trouble
+    def dropped(self) -> int:
+        """Number of records that were lost."""
+        return self._account.dropped
 
     @property
     def losses(self) -> str:
         """How many records were lost and why, in sentences; empty if none was."""
-        return delivery.sentence(dict(self._lost))
+        return self._account.losses()
 
-    def say_losses(self) -> None:
-        """Write one line to stderr about the records that were lost or still wait, unless it was written before."""
-        waits = delivery.SLOW if self.trouble is None else delivery.unwritable(self.trouble)
-        line = delivery.sentence({**self._lost, waits: self._waiting})
-        if line and line != self._said:
-            self._said = line
-            delivery.say(f"art_patch: {line}")
+    @property
+    def trouble(self) -> str | None:
+        """Class name of the store's error while writing fails; `None` while it works."""
+        return self._delivery.trouble
 
     def end(self, deadline: float, latest: float) -> float:
         """Write the queued records before the process ends, and report on stderr those that were lost.
@@ -220,22 +206,35 @@ class Recorder:
         Waiting ends at the monotonic time `deadline`, which each progress (`steps`) moves, but never beyond `latest`.
         Returns the moved deadline, for the next recorder of the process.
         """
-        if self._bytes and not self._gave_up:
-            marker, steps = self._ask_to_write(), self.steps
-            while not self._gave_up and not marker.written.wait(EXIT_LOOKS_EVERY_S):
+        if self._account.unfinished:
+            mark, steps = self._ask_to_write(), self.steps
+            if self._may_leave_it() and mark.safe.wait(deadline - time.monotonic()) and self._account.all_safe:
+                # What is in the spool is not lost. An open store gets it at once, so that the next process need not.
+                self._gave_up |= self._delivery.sink is None or not mark.written.wait(LEAVES_AFTER_S)
+            while not (self._gave_up or mark.written.wait(EXIT_LOOKS_EVERY_S)):
                 if self.steps > steps:
                     steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
                 self._gave_up = time.monotonic() >= deadline
-            marker.given_up = True
-        self.stop(0.0 if self._gave_up else max(0.0, deadline - time.monotonic()))
-        self.say_losses()
+            mark.given_up = True
+        if not self._gave_up:
+            self.stop(max(0.0, deadline - time.monotonic()))
+        if self._spooler is not None:
+            self._spooler.close()
+        self._account.say(self.trouble)
         return deadline
+
+    def _may_leave_it(self) -> bool:
+        # Only this process can give a call to the app's tracer provider, after it has parsed it.
+        traces = self.settings.otel == "auto" and "opentelemetry.sdk.trace" in sys.modules
+        return self._spooler is not None and not traces
 
     def restart_in_child(self) -> None:
         """Start again with an empty queue in a forked child. The parent keeps its queue and its connections."""
         # Closing an inherited SQLite connection would release the parent's file locks, so the connection must never
         # even be collected.
         _graveyard.append(self._delivery)
+        if self._spooler is not None:
+            self._spooler.let_go()
         self.generation += 1
         self._begin()
 
@@ -243,8 +242,12 @@ class Recorder:
 
     def _run(self) -> None:
         try:
+            if self._spooler is not None:
+                self._spooler.wait_for_imports()
             self._prepare()
             self._loop()
+            if self._spooler is not None:
+                self._spooler.close()
             self._delivery.close()
             if self._telemetry is not None:
                 self._telemetry.close()
@@ -255,18 +258,19 @@ class Recorder:
         if not self._queue.empty() and not self._delivery.pending:
             self.ensure_running()  # an item was queued after the last look at the queue, when `put()` saw a thread
 
-    def _prepare(self) -> None:
-        """Import what only this thread needs, so that `patch()` and the app's first call are spared it."""
-        if self._converter is not None:
-            return
-        with late_import():
-            converting = import_module("art_patch.recording.converting")
-            telemetry = import_module("art_patch.recording.telemetry")
+    def _prepare(self) -> Converter:
+        """Import what only the recorder's threads need, so that `patch()` and the app's first call are spared it."""
         settings = self.settings
-        self._telemetry = telemetry.Telemetry() if settings.otel == "auto" else None
-        self._converter = converting.Converter(
-            sample_rate=settings.sample_rate, redact=settings.redact, on_shadow=self._on_shadow
-        )
+        with late_import():  # which one thread enters at a time
+            if self._converter is None:
+                if settings.otel == "auto":
+                    self._telemetry = import_module("art_patch.recording.telemetry").Telemetry()
+                self._converter = import_module("art_patch.recording.converting").Converter(
+                    sample_rate=settings.sample_rate, redact=settings.redact, on_shadow=self._on_shadow
+                )
+                if self._spooler is not None:
+                    self._heir = import_module("art_patch.recording.takeover").Heir(settings)
+            return cast("Converter", self._converter)
 
     def _loop(self) -> None:
         # Only this thread reads a store behind a network, so the first tick comes at once.
@@ -295,84 +299,95 @@ class Recorder:
         except Empty:
             return
         self._hurried = self._nudge.wait(self.settings.flush_interval_s)
-        sized: list[Sized] = []
-        for _ in range(COLLECT_ITEMS):
-            self._sort(item, sized)
+        waiting: list[Waiting] = []
+        deadline = time.monotonic() + COLLECT_S
+        self._sort(item, waiting)
+        while not self._queue.empty() and len(waiting) < COLLECT_RECORDS and time.monotonic() < deadline:
+            self._sort(self._queue.get(), waiting)
             self._breathe()
-            try:
-                item = self._queue.get()
-            except Empty:
-                break
-        else:
-            self._sort(item, sized)
-        self._delivery.add(sized)
+        self._delivery.add(waiting)
         self._deliver()
 
     def _breathe(self) -> None:
         """Let the app's threads run, unless a caller waits for a flush or the queue is over a quarter full."""
-        if self._hurried or self._bytes > self.settings.queue_mib << 18:
+        spooler = self._spooler
+        if self._hurried or self._account.is_crowded or (spooler and spooler.is_nearly_full):
             return
         # While this thread computes, the interpreter switches to another thread only every 5 ms, so a call that ends
         # meanwhile would wait for that long. A short pause is enough: a thread that waits takes the interpreter, and
         # keeps it until it waits itself.
+        asked = time.monotonic()
         self._hurried = self._nudge.wait(PAUSE_S)
+        if spooler is not None and not self._hurried and time.monotonic() - asked > PAUSE_S + SATURATED_S:
+            # It took that long to get the interpreter back, so the app computes without a pause. What waits is safe.
+            self._hurried = self._nudge.wait(GIVE_WAY_S)
 
-    def _sort(self, item: _Item, sized: list[Sized]) -> None:
-        content, size = item
-        if isinstance(content, _Flush):
-            self._flushes.append(content)
-            return
+    def _spooled(self, item: Passed) -> None:
+        """Take an item that is in the spool, or could not be written there; the spooler's thread calls this."""
+        if isinstance(item, Item) and item.place is not None:
+            self._account.spooled(item)
+        self._queue.put(item)
+        if self._thread is None and isinstance(item, Item):
+            self.ensure_running()  # it ended meanwhile
+
+    def _converted(self, item: Item) -> list[Record] | None:
+        """Return the records of an item; `None`, after it was counted as dropped, if there is a fault."""
+        content = item.content
         try:
-            records = cast("Converter", self._converter).convert(content)
+            if content is None:
+                file, place = cast("tuple[SpoolFile, int]", item.place)
+                content = decode(file.read(place) or b"", self)
+            convert = (self._converter or self._prepare()).convert
+            if not isinstance(content, list):
+                return convert(content)
+            # What was redacted was converted before.
+            return content if self.settings.redact is not None else [each for one in content for each in convert(one)]
         except Exception as error:
             unstorable = isinstance(error, Unstorable)
-            self._release([(content, size)], dropped=delivery.REDACTION if unstorable else delivery.FAULT)
+            self._release([item], dropped=accounting.REDACTION if unstorable else accounting.FAULT)
             if not unstorable:
                 faults.fault("recording.convert", error)
-            return
+            return None
         finally:
             self._read += 1
+
+    def _sort(self, item: Passed, waiting: list[Waiting]) -> None:
+        if isinstance(item, Mark):
+            self._marks.append(item)
+            return
+        records = self._converted(item) if item.records is None else item.records
+        if records is None:
+            return
         if not records:
-            self._release([(content, size)])
+            self._release([item])
             return
         if self._telemetry is not None:
-            self._telemetry.saw(content, records)
-        # Only the last record carries the size, so the bytes are freed once, when all records of the item are written.
-        sized += [(record, 0) for record in records[:-1]]
-        sized.append((records[-1], size))
+            self._telemetry.saw(item.content, records)
+        # Only the last record carries the item, which is finished when all of its records are written.
+        waiting += [(record, None) for record in records[:-1]]
+        waiting.append((records[-1], item))
 
     def _deliver(self) -> None:
-        from art_patch.types import ENGINE_FULL, Call  # the converter has made the class by now; `patch()` must not
-
         written, poison = self._delivery.attempt(time.monotonic())
-        for record, _ in written:
-            if isinstance(record, Call) and record.shadow_of is None:
-                self.counts.recorded += 1
-                self.counts.served_by_policy += record.policy is not UPSTREAM
-                self.counts.fallbacks += record.fallback is not None
-                self.counts.engine_full += (record.fallback or "").endswith(ENGINE_FULL)
-        self._release(written)
-        self._release(poison, dropped=delivery.REFUSED)
+        self.counts.add([record for record, _ in written])
+        self._release([item for _, item in written if item is not None])
+        for record, item in poison:
+            self._release([] if item is None else [item])
+            self._account.lose(type(record).__name__, accounting.REFUSED)
         if not self._delivery.pending:
-            for marker in self._flushes:
-                marker.written.set()
-            self._flushes.clear()
+            if self._heir is not None and self._delivery.sink is not None:
+                self._heir.look(self._delivery.sink, self._breathe)
+            for mark in self._marks:
+                mark.written.set()
+            self._marks.clear()
         else:
-            self._flushes = [marker for marker in self._flushes if not marker.given_up]
+            self._marks = [mark for mark in self._marks if not mark.given_up]
 
-    def _release(self, sized: Sequence[tuple[Exchange | Record, int]], dropped: str | None = None) -> None:
-        """Free the queue's bytes of what was written, or dropped for a cause."""
-        with self._lock:
-            for item, size in sized:
-                self._bytes -= size
-                if size:
-                    self._waiting.add(item, -1)
-                if dropped is not None:
-                    self._drop(item, dropped)
-
-    def _drop(self, item: Exchange | Record, cause: str) -> None:
-        self.dropped += 1
-        self._lost.setdefault(cause, Tally()).add(item)
+    def _release(self, items: Sequence[Item], dropped: str | None = None) -> None:
+        """Free the memory and the spool of what was written, or dropped for a cause."""
+        self._account.finish(items, dropped)
+        if self._spooler is not None:
+            self._spooler.finished(items)
 
     def _tick(self) -> None:
         try:

@@ -170,11 +170,7 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
 
 def _answer_head(exchange: Exchange) -> Mapping[str, Any]:
     """Return the whole answer, or the first event of a stream."""
-    raw = b"".join(exchange.answer)
-    try:
-        raw = exchange.decode(raw) if raw and exchange.decode is not None else raw
-    except Exception:  # a compressed stream that the app left in the middle
-        return {}
+    raw = exchange.whole_answer()
     head = parse_object(raw if is_whole(raw) else next(events(raw[:_FIRST_EVENT_BYTES]), "").encode())
     return as_object(head["response"]) if "response" in head else head  # the Responses API wraps it in an event
 

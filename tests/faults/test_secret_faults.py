@@ -21,7 +21,9 @@ from tests.support.servers import Answer, StubServer, completion, error
 
 def grep(store: Store, secret: str) -> dict[str, int]:
     """How often the secret is in each file, as it is and inside what is compressed."""
-    found = {path.name: path.read_bytes().count(secret.encode()) for path in store.path.parent.iterdir()}
+    found = {
+        path.name: path.read_bytes().count(secret.encode()) for path in store.path.parent.rglob("*") if path.is_file()
+    }
     with store.opened() as opened:
         found["records"] = repr(opened.read.recent(limit=100_000)).count(secret)
     return found

@@ -89,7 +89,7 @@ def test_overflow_is_counted_exactly(recorder, sink):
     kept = recorder.counts.recorded
     assert kept == 1 + (1 << 20) // (100_000 + 1024 + 16)
     assert recorder.dropped == 21 - kept
-    assert recorder._bytes == 0
+    assert recorder._account.bytes == 0
     exchange(recorder, 900_000).finish("complete")
     assert recorder.flush(10)
     assert recorder.counts.recorded == kept + 1
@@ -185,7 +185,7 @@ def test_what_was_dropped_is_said_once_with_its_causes(sink, capfd):
         raise ValueError(text)
 
     recorder = Recorder(Settings(flush_interval_s=0.005, redact=redact), open_sink=lambda: sink)
-    recorder.say_losses()
+    recorder.end(0.0, 0.0)
     assert capfd.readouterr().err == ""
     made = exchange(recorder)
     made.request = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -200,7 +200,7 @@ def test_what_was_dropped_is_said_once_with_its_causes(sink, capfd):
     faults.clear()
     capfd.readouterr()
     for _ in range(2):
-        recorder.say_losses()
+        recorder.end(0.0, 0.0)
     assert capfd.readouterr().err == (
         "art_patch: 1 call not recorded, because redaction failed; mend the function that `redact` names. 1 other "
         "record not recorded, because the store refuses them; the logger art_patch shows why at level DEBUG\n"

@@ -17,6 +17,7 @@ import pytest
 import art_patch as art
 from art_patch.store import open_store
 from tests.support.servers import StubServer
+from tests.support.spooled import taken_over
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,7 @@ class Store:
         return f"sqlite:///{self.path}"
 
     def count(self, table: str = "calls") -> int:
+        taken_over(self.url)
         if not self.path.exists():
             return 0
         connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=30)
