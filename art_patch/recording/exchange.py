@@ -26,6 +26,9 @@ Ended = Literal["complete", "closed", "failed", "cancelled"]
 # What an exchange weighs in the queue besides its bytes: the object, its lists, and its part of the thread's work.
 FIXED_SIZE = 1024
 
+# So much of an answer is kept in memory while it comes.
+MOST_ANSWER_BYTES = 64 << 20
+
 
 class Queue(Protocol):
     """The queue that a finished exchange is put on; `Recorder` implements it."""
@@ -44,10 +47,10 @@ class Exchange:
     """Request bytes, answer bytes and facts of one call of the app, its retries and its fallback included."""
 
     __slots__ = (
-        "_first", "_once", "_recorder", "_started", "answer", "api", "asked", "decode", "ended", "error", "fallback",
-        "finished", "generation", "group_key", "id", "keeps_logprobs", "media_replaced", "otel_context", "policy",
-        "request", "requested_model", "run_id", "server", "shadow", "shadow_of", "span_id", "started_at", "streamed",
-        "trajectory",
+        "_first", "_held", "_once", "_recorder", "_started", "answer", "api", "asked", "decode", "ended", "error",
+        "fallback", "finished", "generation", "group_key", "id", "keeps_logprobs", "media_replaced", "otel_context",
+        "policy", "request", "requested_model", "run_id", "server", "shadow", "shadow_of", "span_id", "started_at",
+        "streamed", "trajectory",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +65,7 @@ class Exchange:
         self._recorder = recorder
         self._once = [None]
         self._first = 0.0
+        self._held = 0
         self.generation = recorder.generation
         self.requested_model = requested_model
         self.api: Api = "chat"
@@ -94,12 +98,17 @@ class Exchange:
         """Add a chunk of the answer's body, or the complete body, to the recorded answer."""
         if not self._first:
             self._first = time.perf_counter()
-        self.answer.append(chunk)
+        self._held += len(chunk)
+        if self._held <= MOST_ANSWER_BYTES:
+            self.answer.append(chunk)
+        else:
+            self.answer.clear()
 
     def forget_answer(self) -> None:
         """Drop the request, answer and policy of a failed attempt, before the next attempt starts."""
         self.request = b""
         self.answer = []
+        self._held = 0
         self.decode = None
         self.streamed = False
         self.policy = UPSTREAM
@@ -115,7 +124,9 @@ class Exchange:
         self.ended = ended
         if error is not None:
             self.error = error
-        self._recorder.put(self, FIXED_SIZE + len(self.request) + sum(map(len, self.answer)))
+        # A stream without an end fits into no queue, so that its call is dropped and counted.
+        answer_bytes = self._held if self._held <= MOST_ANSWER_BYTES else 1 << 62
+        self._recorder.put(self, FIXED_SIZE + len(self.request) + answer_bytes)
 
     @property
     def times(self) -> tuple[float, float]:

@@ -151,7 +151,8 @@ def _under_the_patch(application: Application, python: Path, server: Upstream) -
         options = ["--mode", "record", "--home", home, "--project", "p"]
         patched = run(application, python, server, under=[str(python), "-m", "art_patch", "run", *options, "--"])
         store = Path(home) / "p/store.db"
-        return patched, trajectories(f"sqlite:///{store}") if store.exists() else []
+        left = store.exists() or store.with_name("store.db-spool").exists()
+        return patched, trajectories(f"sqlite:///{store}") if left else []
 
 
 @contextmanager

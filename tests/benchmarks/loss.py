@@ -110,6 +110,8 @@ import threading
 threading.Thread(target=call, args=("first",)).start()
 time.sleep(float(sys.argv[1]))
 child = os.fork()
+# A client of its own, as the threads of the parent may hold the locks of the other one.
+client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
 call("child" if child == 0 else "parent")
 if child == 0:
     time.sleep(0.03)

@@ -316,7 +316,9 @@ def test_f22_s12_half_open_admits_exactly_one(routed: App, store: Store, local: 
     """The breaker's own clock is moved; everything else is real: 30 threads, one engine that hangs."""
     now = [1000.0]
     runtime = set_route(store, local.url, timeout_s=5)
-    monkeypatch.setattr("art_patch.patching.runtime.time", type("Clock", (), {"monotonic": lambda: now[0]}))
+    monkeypatch.setattr(
+        "art_patch.patching.runtime.time", type("Clock", (), {"monotonic": lambda: now[0], "time": lambda: 0.0})
+    )
     local.always = error(500)
     for _ in range(8):
         routed.call()

@@ -207,6 +207,18 @@ def test_what_was_dropped_is_said_once_with_its_causes(sink, capfd):
     )
 
 
+def test_an_answer_without_an_end_is_not_kept(recorder, sink, monkeypatch):
+    monkeypatch.setattr("art_patch.recording.exchange.MOST_ANSWER_BYTES", 10_000)
+    for chunks in (2, 3):
+        made = exchange(recorder)
+        for _ in range(chunks):
+            made.saw(b"x" * 5_000)
+        assert sum(map(len, made.answer)) == (10_000 if chunks == 2 else 0)
+        made.finish("complete")
+    assert recorder.flush(10)
+    assert (recorder.counts.recorded, recorder.dropped) == (1, 1)
+
+
 def test_it_starts_again_after_a_stop(recorder, sink):
     recorder.put_record(score("a"))
     assert recorder.stop(5)

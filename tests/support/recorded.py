@@ -6,10 +6,12 @@ from pathlib import Path
 
 from art_patch.store import open_store
 from art_patch.types import Trajectory
+from tests.support.spooled import taken_over
 
 
 def trajectories(url: str) -> list[Trajectory]:
-    """All that is in a store, in the order it began."""
+    """All that is in a store and its spool, in the order it began."""
+    taken_over(url)
     store = open_store(url, create=False)
     try:
         assert store.verify() == []
