@@ -26,6 +26,7 @@ from art_patch.rewards import Judge
 from art_patch.types import Trajectory, TrajectoryInfo
 from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
 from tests.support.store_samples import call
+from tests.support.spooled import taken_over
 
 AGENT = """
 import asyncio, os, sys, time
@@ -109,6 +110,7 @@ class App:
         settings = {f"ART_PATCH_{name.upper()}": value for name, value in self.environment.items()}
         what = ["-c", "import sys, agent; agent.main(*sys.argv[1:])"] if module else [str(self.file)]
         subprocess.run([sys.executable, *what, *arguments], env={**os.environ, **settings}, check=True)
+        taken_over(self.place.url, "agent")  # as `art-patch retrain` does when it opens the store
 
     def config(self, **changes: Any) -> ReplayConfig:
         return replace(ReplayConfig(samples=2, timeout_s=60.0, environment=self.environment), **changes)

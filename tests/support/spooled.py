@@ -16,9 +16,9 @@ from art_patch.store import open_store
 from art_patch.store.backends.sqlite import SqliteDatabase
 
 
-def taken_over(url: str) -> None:
-    """Write to a store what ended apps left in its spool: those of the usual project, and of the directory's."""
-    for project in dict.fromkeys(("default", Path(url).parent.name)):
+def taken_over(url: str, *projects: str) -> None:
+    """Write to a store what ended apps left in its spool: of these projects, or the usual one and the directory's."""
+    for project in projects or dict.fromkeys(("default", Path(url).parent.name)):
         with suppress(ValueError), ExitStack() as stack:  # the directory's name may be none of a project
             settings = Settings(store=url, project=project)
             opened = partial(open_store, url, project=project)
