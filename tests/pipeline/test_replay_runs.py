@@ -25,8 +25,8 @@ from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
 from art_patch.types import Trajectory, TrajectoryInfo
 from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
-from tests.support.store_samples import call
 from tests.support.spooled import taken_over
+from tests.support.store_samples import call
 
 AGENT = """
 import asyncio, os, sys, time
