@@ -95,6 +95,15 @@ def late_import() -> Generator[None]:
         got_on()  # what follows in the same transaction has its own time
 
 
+def no_more_imports(timeout_s: float) -> None:
+    """Wait until no thread of ours imports modules, and let none begin. Called last before the interpreter goes down.
+
+    A thread that is stopped in an import holds the module's lock for ever, and a finaliser that imports the same module
+    waits for it.
+    """
+    _one_import.acquire(timeout=timeout_s)
+
+
 @contextmanager
 def in_database() -> Generator[None]:
     """Delay forks of the process while the block uses a database."""

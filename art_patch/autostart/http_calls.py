@@ -73,7 +73,8 @@ def tell() -> None:
     now = None if control is None else control.status()
     # What an integration has recorded, or a bypass has warned of, was sent by these libraries, too.
     told = now is not None and (now.mode == "off" or now.recorded or now.dropped or now.bypasses)
-    if not _seen or _of_sdk or told or sys.stderr is None:
+    waits = control is not None and not control.flush(0.0)  # it is in the spool, which the next process reads
+    if not _seen or _of_sdk or told or waits or sys.stderr is None:
         return
     (library, address), _ = _seen.most_common(1)[0]
     shown = "".join(filter(str.isprintable, address))[:200]

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from art_patch._lib.faults import faults
+from art_patch._lib.forking import no_more_imports
 from art_patch.errors import ConfigError
 from art_patch.recording.exchange import Exchange, Queue
 
@@ -226,6 +227,7 @@ def _at_exit(**_: object) -> None:  # Celery passes arguments
 def _at_the_very_end() -> None:
     # Registered at import, so it runs last: for calls that the app's own exit handlers made since `_at_exit`.
     _at_exit()
+    no_more_imports(EXIT_AT_MOST_S)
 
 
 if hasattr(os, "register_at_fork"):

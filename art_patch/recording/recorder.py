@@ -39,14 +39,12 @@ COLLECT_RECORDS = 200
 COLLECT_S = 0.25
 
 
-# The thread pauses for this long after each call that it reads and each batch that it writes; see `_breathe`.
-PAUSE_S = 0.0001
+PAUSE_S = 0.0001  # after each call that the thread reads and each batch that it writes; see `_breathe`
 SATURATED_S = 0.002
 GIVE_WAY_S = 0.05
 
 # At the exit, an open store has so long to take what is in the spool, so that the next process need not.
 LEAVES_AFTER_S = 0.25
-
 EXIT_LOOKS_EVERY_S = 0.05
 
 
@@ -155,16 +153,16 @@ class Recorder:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
         if self._account.unfinished == 0:
             return True
-        mark = self._ask_to_write()
+        mark = self._marked()
+        self._nudge.set()
         done = mark.written.wait(timeout_s)
         mark.given_up = True
         return done
 
-    def _ask_to_write(self) -> Mark:
+    def _marked(self) -> Mark:
         mark = Mark()
         self._pass_on(mark)
         self.ensure_running()
-        self._nudge.set()
         return mark
 
     def stop(self, timeout_s: float) -> bool:
@@ -207,10 +205,13 @@ class Recorder:
         Returns the moved deadline, for the next recorder of the process.
         """
         if self._account.unfinished:
-            mark, steps = self._ask_to_write(), self.steps
-            if self._may_leave_it() and mark.safe.wait(deadline - time.monotonic()) and self._account.all_safe:
-                # What is in the spool is not lost. An open store gets it at once, so that the next process need not.
-                self._gave_up |= self._delivery.sink is None or not mark.written.wait(LEAVES_AFTER_S)
+            mark, steps = self._marked(), self.steps
+            is_safe = self._may_leave_it() and mark.safe.wait(deadline - time.monotonic()) and self._account.all_safe
+            if is_safe and self._delivery.sink is None:
+                self._gave_up = True  # what is in the spool is not lost, and opening a store takes a second
+            else:
+                self._nudge.set()
+                self._gave_up |= is_safe and not mark.written.wait(LEAVES_AFTER_S)
             while not (self._gave_up or mark.written.wait(EXIT_LOOKS_EVERY_S)):
                 if self.steps > steps:
                     steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)

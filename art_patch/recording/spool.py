@@ -164,7 +164,7 @@ def create(settings: Settings, description: bytes) -> SpoolFile:
 
 def left_behind(settings: Settings) -> Iterator[SpoolFile]:
     """Yield the files of processes that have ended. The caller owns each, and must remove it or let it go."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         directory = spool_directory(settings)
         for name in sorted(name for name in os.listdir(directory) if name.startswith(_prefix(settings))):
             path = directory / name

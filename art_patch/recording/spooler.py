@@ -176,7 +176,7 @@ class Spooler:
         passed: list[Passed] = []
         framed: list[tuple[Item, bytes]] = []
         for each in gathered:
-            if isinstance(each, Mark) or each.kind == "AppReport":
+            if isinstance(each, Mark):
                 passed.append(each)
                 continue
             try:

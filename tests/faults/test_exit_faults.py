@@ -338,6 +338,31 @@ def test_f07_calls_of_the_apps_own_exit_handlers_are_recorded(programs: Programs
     assert (ran.code, ran.err, store.texts()) == (0, "", ["early", "late"])
 
 
+AT_FINALISATION = """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "sqlalchemy":
+            time.sleep(0.05)
+
+class Late:
+    def __del__(self):
+        import sqlalchemy.orm
+
+sys.meta_path.insert(0, Finder())
+late = Late()  # ends when the interpreter goes down
+call("only")
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("delay_s", ["0", "0.15", "0.4"])
+def test_f07_a_finaliser_that_imports_what_the_recorder_imports_does_not_hang(
+    programs: Programs, store: Store, delay_s
+):
+    ran = programs.run(AT_FINALISATION, delay_s)
+    assert (ran.code, ran.err, store.texts()) == (0, "", ["only"])
+
+
 def test_f07_calls_of_the_apps_own_exit_handlers_are_counted_when_they_are_lost(programs: Programs, unusable: str):
     ran = programs.run(AT_EXIT, env={"ART_PATCH_STORE": unusable})
     assert ran.code == 0

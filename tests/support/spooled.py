@@ -18,7 +18,7 @@ from art_patch.store.backends.sqlite import SqliteDatabase
 
 def taken_over(url: str, *projects: str) -> None:
     """Write to a store what ended apps left in its spool: of these projects, or the usual one and the directory's."""
-    for project in projects or dict.fromkeys(("default", Path(url).parent.name)):
+    for project in dict.fromkeys(projects or ("default", Path(url).parent.name)):
         with suppress(ValueError), ExitStack() as stack:  # the directory's name may be none of a project
             settings = Settings(store=url, project=project)
             opened = partial(open_store, url, project=project)
@@ -34,7 +34,7 @@ def whenever_opened() -> Iterator[None]:
         if url not in inside:
             inside.add(url)
             try:
-                taken_over(url)
+                taken_over(url, *filter(None, ("default", Path(url).parent.name, given.get("project"))))
             finally:
                 inside.discard(url)
         begin(self, url, **given)
