@@ -47,6 +47,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPException
 from types import MappingProxyType
@@ -243,6 +244,11 @@ class EngineClient:
     def __exit__(self, *raised: object) -> None:
         """Closes all connections."""
         self.close()
+
+    def __del__(self) -> None:
+        """Closes the connections of a client that nobody closed, as the SDK's own HTTP client does."""
+        with suppress(Exception):
+            self.close()
 
     def _look(self, path: str, *, timeout_s: float) -> bytes:
         request = urllib.request.Request(self.base_url + path, headers={"Authorization": f"Bearer {self._api_key}"})
