@@ -31,13 +31,12 @@ from art_patch.store import waits_for_network
 if TYPE_CHECKING:
     from art_patch.recording.converting import Converter, OnShadow
     from art_patch.recording.spool import SpoolFile
-    from art_patch.recording.takeover import Heir
+    from art_patch.recording.takeover import Takeover
     from art_patch.recording.telemetry import Telemetry
     from art_patch.types import Record
 
 COLLECT_RECORDS = 200
 COLLECT_S = 0.25
-
 
 PAUSE_S = 0.0001  # after each call that the thread reads and each batch that it writes; see `_breathe`
 SATURATED_S = 0.002
@@ -95,7 +94,7 @@ class Recorder:
         if self._open_sink is None and self.settings.spool_mib:
             self._spooler = Spooler(self.settings, self._converted, self._spooled)
         self._pass_on = self._queue.put if self._spooler is None else self._spooler.put
-        self._heir: Heir | None = None
+        self._takeover: Takeover | None = None
         self._hurried = False
         self.counts = Counts()
 
@@ -270,7 +269,7 @@ class Recorder:
                     sample_rate=settings.sample_rate, redact=settings.redact, on_shadow=self._on_shadow
                 )
                 if self._spooler is not None:
-                    self._heir = import_module("art_patch.recording.takeover").Heir(settings)
+                    self._takeover = import_module("art_patch.recording.takeover").Takeover(settings)
             return cast("Converter", self._converter)
 
     def _loop(self) -> None:
@@ -376,8 +375,8 @@ class Recorder:
             self._release([] if item is None else [item])
             self._account.lose(type(record).__name__, accounting.REFUSED)
         if not self._delivery.pending:
-            if self._heir is not None and self._delivery.sink is not None:
-                self._heir.look(self._delivery.sink, self._breathe)
+            if self._takeover is not None and self._delivery.sink is not None:
+                self._takeover.look(self._delivery.sink, self._breathe)
             for mark in self._marks:
                 mark.written.set()
             self._marks.clear()

@@ -123,7 +123,7 @@ class Spooler:
         with self._lock, self._disk():
             for file, at in places.items():
                 file.finished(at)
-                if file.is_empty and file is not self._files[-1]:
+                if file.is_empty and file in self._files[:-1]:
                     self._files.remove(file)
                     file.remove()
 

@@ -51,8 +51,8 @@ def take_over(settings: Settings, open_sink: Callable[[], Sink], breathe: Callab
     return calls
 
 
-class Heir:
-    """Takes over, once a minute, in the recorder's thread of a process."""
+class Takeover:
+    """Takes over once a minute, in the recorder's thread of a process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
