@@ -20,8 +20,9 @@ How it is measured:
   after the first call; parent and child make a call each.
 - `overload_kept`: of the calls that two threads make without a pause, those that are in the store after the next
   process has taken over what was left; and of 1,000 asynchronous calls at once. `overload_mib`: the process's peak of
-  memory above that of the same unpatched. `overload_added_us`: what a call takes longer than unpatched, two pairs of
-  stretches in turns. `overload_said`: calls that were counted as dropped.
+  memory above that of the same unpatched. `overload_added_us`: the time of the process per
+  call (1 / calls a second) above that of the same unpatched; the two run half a second each in turns, and this is the
+  median of the pairs. `overload_said`: calls that were counted as dropped.
 - `exit_added_ms`: from the last line of a script with one call to its end, median, above that of the same unpatched.
 """
 
@@ -33,9 +34,11 @@ import os
 import re
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -59,6 +62,9 @@ TARGETS = (
     Target("exit_added_ms", None, 50, "added to the exit of a script, ms"),
 )
 MARGIN_S, SLOW_MARGIN_S = 0.02, 0.25
+# The first seconds of a process are not timed: there the store's packages are imported, once. Then it is stopped while
+# the other one runs.
+WARM_UP_S, TURN_S = 4, 0.5
 
 PRELUDE = """
 import os, sys, time
@@ -120,21 +126,23 @@ os.waitpid(child, 0)
 """
 
 OVERLOAD = """
-import json, threading
-seconds, made = float(sys.argv[1]), [0, 0]
-def client_of(name):
-    until = time.monotonic() + seconds
+import json, mmap, struct, threading
+seconds, numbers = float(sys.argv[1]), open("made", "r+b")
+made = mmap.mmap(numbers.fileno(), 16)
+def client_of(place):
+    until, calls = time.monotonic() + seconds, 0
     while time.monotonic() < until:
-        client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": f"{name} {made[name]}"}])
-        made[name] += 1
-threads = [threading.Thread(target=client_of, args=(name,)) for name in (0, 1)]
+        client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": f"{place} {calls}"}])
+        calls += 1
+        struct.pack_into("q", made, place, calls)
+threads = [threading.Thread(target=client_of, args=(place,)) for place in (0, 8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 dropped = 0
 if os.environ["PATCHED"] == "1":
     dropped = art_patch.status().dropped
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps([sum(made), peak, dropped]), flush=True)
+print(json.dumps([sum(struct.unpack("qq", made)), peak, dropped]), flush=True)
 """
 
 ASYNC = """
@@ -177,6 +185,7 @@ def run(
     """Run an app and return how it ended."""
     home = Path(tempfile.mkdtemp(prefix="loss-"))
     (home / "app.py").write_text(PRELUDE + code)
+    (home / "made").write_bytes(bytes(16))
     environment = os.environ | {
         "PATCHED": str(int(patched)), "UPSTREAM": upstream, "ENDED": str(home / "ended"), "ART_PATCH_HOME": str(home),
         "PYTHONPATH": f"{ROOT}:{home}",
@@ -314,31 +323,56 @@ def forks(upstream: str, number: int, losses: Losses) -> None:
 
 
 def overload(upstream: str, seconds: float) -> dict[str, float]:
-    """Two threads without a pause, patched and unpatched in turns; and many asynchronous calls at once."""
-    made, kept, dropped = 0, 0, 0
-    peaks: dict[bool, list[float]] = {True: [], False: []}
-    each_s: dict[bool, list[float]] = {True: [], False: []}
-    for patched in (False, True, False, True):
-        # The long stretch is for what is kept, the short ones for the times.
-        length = seconds if patched and peaks[True] else min(seconds, 20.0)
-        app = run(upstream, OVERLOAD, str(length), patched=patched)
-        calls, peak, lost = json.loads(app.out)
-        peaks[patched].append(peak / 1024)
-        each_s[patched].append(2 * length / calls)
-        say(f"overload, {'patched' if patched else 'unpatched'}: {calls} calls in {length:g} s, {peak / 1024:.0f} MiB")
-        if patched:
-            made, kept, dropped = made + calls, kept + len(app.stored), dropped + lost
-            say(f"  of these in the store: {len(app.stored)}; dropped: {lost}; it said: {app.said[-300:]}")
+    """Two threads without a pause, unpatched and patched in turns; and many asynchronous calls at once."""
+    turns = threading.Barrier(2)
+    took_us: dict[bool, list[float]] = {True: [], False: []}
+    apps: dict[bool, App] = {}
+
+    def one(patched: bool) -> None:
+        # A process is stopped while it is the other one's turn, so its clock runs on: twice the seconds.
+        apps[patched] = run(
+            upstream, OVERLOAD, str(2 * seconds), patched=patched,
+            meanwhile=lambda process, home: in_turns(process, home, patched),
+        )  # fmt: skip
+
+    def in_turns(process: subprocess.Popen[str], home: Path, patched: bool) -> None:
+        time.sleep(WARM_UP_S)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            for turn in range(2 * int((seconds - WARM_UP_S) / TURN_S)):
+                turns.wait()
+                if turn % 2 == patched:
+                    before, since = made(home), time.monotonic()
+                    process.send_signal(signal.SIGCONT)
+                    time.sleep(TURN_S)
+                    process.send_signal(signal.SIGSTOP)
+                    took_us[patched].append(1e6 * (time.monotonic() - since) / max(1, made(home) - before))
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    both = [threading.Thread(target=one, args=(patched,)) for patched in (False, True)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    (_, bare_peak, _), (calls, peak, dropped) = (json.loads(apps[patched].out) for patched in (False, True))
     many = run(upstream, ASYNC)
     return {
-        "overload_calls": made,
-        "overload_kept": kept / made,
+        "overload_calls": calls,
+        "overload_kept": len(apps[True].stored) / calls,
         "overload_said": dropped,
-        "overload_mib": max(peaks[True]) - min(peaks[False]),
-        "overload_added_us": 1e6 * (statistics.mean(each_s[True]) - statistics.mean(each_s[False])),
-        "overload_call_us": 1e6 * statistics.mean(each_s[False]),
+        "overload_mib": (peak - bare_peak) / 1024,
+        "overload_added_us": statistics.median(
+            with_us - without_us for without_us, with_us in zip(took_us[False], took_us[True], strict=True)
+        ),
+        "overload_bare_us": statistics.median(took_us[False]),
         "overload_async_kept": len(many.stored) / 1000,
     }
+
+
+def made(home: Path) -> int:
+    """The number of calls that the app's threads have made."""
+    return sum(struct.unpack("qq", (home / "made").read_bytes()))
 
 
 def exits(upstream: str, number: int) -> dict[str, float]:
@@ -375,7 +409,7 @@ def main() -> None:
         if losses.counted:
             metrics = {"counted": losses.counted, "lost": losses.lost, "silent": losses.silent}
         if "overload" in chosen:
-            metrics |= overload(upstream, 120.0 if arguments.full else 10.0)
+            metrics |= overload(upstream, 120.0 if arguments.full else 20.0)
         if "exit" in chosen:
             metrics |= exits(upstream, 15 if arguments.full else 5)
     finally:
