@@ -113,6 +113,8 @@ async def app(scope, receive, send):
 
 FORK = """
 import threading
+# The SDK imports these at the first use, under a lock that a forked child would wait for, patched or not.
+client.chat.completions
 threading.Thread(target=call, args=("first",)).start()
 time.sleep(float(sys.argv[1]))
 child = os.fork()
