@@ -243,7 +243,7 @@ class Recorder:
     def _run(self) -> None:
         try:
             if self._spooler is not None:
-                self._spooler.wait_for_imports()
+                self._spooler.wait_for_first_moments(hurry=self._nudge)
             self._prepare()
             self._loop()
             if self._spooler is not None:

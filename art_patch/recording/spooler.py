@@ -22,6 +22,7 @@ from art_patch.recording.delivery import Item
 from art_patch.recording.exchange import Exchange
 from art_patch.recording.spool import FILE_BYTES, SpoolFile, create
 from art_patch.settings import Settings
+from art_patch.store import waits_for_network
 
 if TYPE_CHECKING:
     from art_patch.types import Record
@@ -32,6 +33,10 @@ GATHER_ITEMS = 100
 
 # The recorder's thread, which imports far more, begins after the spooler's imports, or after so long.
 SPOOLER_FIRST_S = 1.0
+
+# After so long the recorder's thread begins. A process that ends earlier is spared its imports: the next one, or any
+# command, takes over what is in the spool.
+FIRST_MOMENTS_S = 0.3
 
 _TRY_AGAIN_S = 10.0
 _IDLE_S = 3600.0
@@ -109,10 +114,13 @@ class Spooler:
         """Whether so much waits in the spool that writing it to the store cannot wait for a quiet time."""
         return sum(file.end for file in list(self._files)) > self._most_bytes // 2
 
-    def wait_for_imports(self) -> None:
-        """Wait until the thread has imported what it needs, but not for long if it cannot."""
+    def wait_for_first_moments(self, hurry: Flag) -> None:
+        """Wait until the thread has imported what it needs, and for the app's first moments unless `hurry` is set."""
         self._ready.wait(SPOOLER_FIRST_S)
         self._ready.set()  # `wait` lowered it
+        # Only the recorder's thread reads a route that lies behind a network, so there it begins at once.
+        if not waits_for_network(self._settings.store) and hurry.wait(FIRST_MOMENTS_S):
+            hurry.set()  # `wait` lowered it
 
     def finished(self, items: Sequence[Item]) -> None:
         """Note that items are in the store, or dropped."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from art_patch.recording.spooler import FIRST_MOMENTS_S
 from art_patch.store import open_store
 from tests.support.apps import FULL, Programs, Store
 from tests.support.next_release import back_to_this_release, next_release
@@ -304,6 +305,26 @@ def test_f07_all_that_is_lost_is_said_with_its_causes(programs: Programs):
     full = "the queue was full; raise queue_mib (ART_PATCH_QUEUE_MIB)"
     line = f"2 calls not recorded, because {full}. 2 calls and 1 other record not recorded, because {TOO_SLOW}"
     assert (ran.code, ran.err) == (0, f"art_patch: {line}\n")
+
+
+SHORT = """
+began = time.monotonic()
+call("only")
+while time.monotonic() - began < 0.15:
+    time.sleep(0.01)
+print("art_patch.recording.converting" in sys.modules, time.monotonic() - began)
+"""
+
+
+def test_f07_a_short_process_is_spared_the_imports_of_the_recorder(programs: Programs, store: Store):
+    for _ in range(10):
+        imported, took_s = programs.run(SHORT).out.split()
+        if float(took_s) < FIRST_MOMENTS_S:
+            break
+    else:
+        pytest.skip("this machine was too slow ten times to look within the first moments")
+    assert imported == "False"
+    assert "only" in store.texts()
 
 
 def test_f07_it_is_said_when_the_store_cannot_be_made(programs: Programs, unusable: str):
