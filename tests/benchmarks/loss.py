@@ -113,8 +113,8 @@ async def app(scope, receive, send):
 
 FORK = """
 import threading
-# The SDK imports these at the first use, under a lock that a forked child would wait for, patched or not.
-client.chat.completions
+# The SDK imports and asks for these at the first use, under locks that a forked child would wait for, patched or not.
+client.chat.completions, client.default_headers
 threading.Thread(target=call, args=("first",)).start()
 time.sleep(float(sys.argv[1]))
 child = os.fork()
