@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 GATHER_S = 0.004
 GATHER_ITEMS = 100
 
-# The recorder's thread, which imports far more, begins after the spooler's imports, or after so long.
+# The recorder's thread, which imports far more, waits for the spooler's imports, but at most so long.
 SPOOLER_FIRST_S = 1.0
 
-# After so long the recorder's thread begins. A process that ends earlier is spared its imports: the next one, or any
-# command, takes over what is in the spool.
+# Then it waits for so long again. Its imports would keep the interpreter from the spooler, and a process that ends
+# sooner does not need them: the next one, or any command, takes over what is in the spool.
 FIRST_MOMENTS_S = 0.3
 
 _TRY_AGAIN_S = 10.0

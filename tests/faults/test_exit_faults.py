@@ -1,7 +1,7 @@
 """f7, s07, s05: however a process ends, it ends when it wants to, and the store stays sound.
 
-SIGTERM with its default disposition ends a process without running any Python: what the writer had not yet collected
-(one `flush_interval_s`) is lost then, as with any library that does not take an app's signals into its own hands.
+SIGTERM with its default disposition ends a process without running any Python: what is in its spool then, the next
+process takes over, and what had ended only some milliseconds before is lost.
 """
 
 from __future__ import annotations
