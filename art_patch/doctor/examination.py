@@ -15,6 +15,7 @@ from art_patch.doctor import engine, environment, storage
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ConfigError, StoreError
 from art_patch.patching import MODULE
+from art_patch.recording import spool_directory
 from art_patch.settings import Settings
 from art_patch.types import Route
 
@@ -48,6 +49,7 @@ def examine(
         lambda: environment.mistaken(wrong),
         lambda: environment.strangers(variables),
         *store,
+        lambda: storage.spool(spool_directory(settings)),
         lambda: storage.adapters(settings.adapters, file),
         lambda: trouble,
         lambda: engine.mode(settings.mode, found["mode"]["source"], route),

@@ -23,6 +23,7 @@ _NETWORK = frozenset(
 _SOUND_WAL = (3, 51, 3)  # the first SQLite without the WAL-reset bug, which can corrupt a file with two writers
 _LITTLE, _TOO_LITTLE = 1024 * MIB, 100 * MIB
 _LONG_LOG = 64 * MIB
+_MUCH_WAITS = 32 * MIB  # a process begins a new file of the spool after half of it
 _LOOK = """
     SELECT current_setting('server_version'), current_schema(), pg_size_pretty(pg_database_size(current_database())),
            ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
@@ -204,6 +205,20 @@ def server(url: str, head: str, project: str) -> tuple[list[Finding], float | No
         return [Finding("store", "bad", f"{shown} cannot be asked ({words})", "see that the server lets you in")], None
     text = f"{shown}, PostgreSQL {version}, schema {place}, {size}"
     return [Finding("store", "ok", text), schema(revision, bool(tables), head), *_unknown(project, names)], last
+
+
+def spool(directory: Path) -> Finding | None:
+    """Check how many bytes of recorded calls wait for the store in the spool's directory; `None` if none do."""
+    sizes = [status.st_size for path in directory.glob("*.*") if (status := _stat(path))]
+    if not sizes:
+        return None
+    waits, files = sum(sizes), f"{len(sizes)} {'file' if len(sizes) == 1 else 'files'}"
+    text = f"{waits / MIB:.1f} MiB in {files}, recorded calls that the store does not have yet"
+    # A process that can write empties its files after a moment.
+    if waits < _MUCH_WAITS:
+        return Finding("spool", "ok", text)
+    cure = "the store does not take them, or not as fast as they come: see `art-patch status`, and free its disk"
+    return Finding("spool", "warn", text, cure)
 
 
 def _nearest(directory: Path) -> Path:

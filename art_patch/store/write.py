@@ -2,7 +2,8 @@
 
 The writer remembers which messages and trajectories it wrote, so that it does not write them again. It forgets them
 when the rows may be gone: the file was deleted or replaced, the server restarted, or an erasure deleted shared content.
-Then it writes a message again when a call needs it, and a trajectory's row when a late call belongs to it.
+Then it writes a message again when a call needs it, and a trajectory's row when a late call belongs to it. What is
+older than an erasure of its user, session or trajectory is not written (`erasure/late.py`).
 """
 
 import time
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, delete, select
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
 from art_patch.store.backends.files import checkpoint_if_large
+from art_patch.store.erasure.late import last_erasure, made_at, without_erased
 from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
 from art_patch.types import Call, Record, TrajectoryInfo
@@ -45,11 +47,15 @@ class Writer:
         self._lost: dict[str, TrajectoryInfo] = {}
         self._forgot = False
         self._collected: str | None = _NOT_ASKED
+        self._last_erasure = 0.0
         self._watch_at = 0.0
         self._statements: Statements | None = None
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[Record], *, restores: bool = False) -> None:
         """Write the records in one transaction, so that either all of them are stored or none.
+
+        Records that are older than an erasure of whom they belong to are left out, unless it `restores` them on
+        purpose, as an import does.
 
         A batch with scores or corrections survives a power cut. A batch of calls only may be lost by a power cut
         shortly after the commit (`synchronous=NORMAL` in SQLite).
@@ -60,13 +66,13 @@ class Writer:
         # A batch can be tried again: each of its statements leaves one copy, however often it runs.
         for tried in range(1, _TRIES + 1):
             try:
-                return self._write(records)
+                return self._write(records, restores)
             except StoreError as error:
                 is_another = self._generation != self._database.generation
                 if tried == _TRIES or not (is_another or self._database.should_retry(error)):
                     raise
 
-    def _write(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[Record], restores: bool) -> None:
         self._database.renew()
         if self._generation != self._database.generation:
             self._generation = self._database.generation
@@ -83,7 +89,9 @@ class Writer:
                 if self._collected != _NOT_ASKED:
                     self._forget()
                     whole, batch = self._batch(records)
-                self._collected = collected
+                self._collected, self._last_erasure = collected, last_erasure(connection)
+            if not restores and any(made_at(record) < self._last_erasure for record in records):
+                whole, batch = self._batch(self._without_erased(connection, records))
             self._insert(connection, batch)
         # Only after the commit: what was rolled back must be written next time.
         self._seen.update(batch.new)
@@ -106,6 +114,16 @@ class Writer:
     def _batch(self, records: Sequence[Record]) -> tuple[Sequence[Record], Batch]:
         whole = (*records, *self._missing(records)) if self._forgot else records
         return whole, Batch(whole, self._seen.__contains__, self._announced.get)
+
+    def _without_erased(self, connection: Connection, records: Sequence[Record]) -> Sequence[Record]:
+        announced, lost = self._announced, self._lost
+        left = without_erased(connection, records, lambda key: announced.get(key) or lost.get(key), announced)
+        # A later call of such a trajectory announces it again.
+        here = {record.id for record in left if isinstance(record, TrajectoryInfo)}
+        gone = {record.id: record for record in records if isinstance(record, TrajectoryInfo) and record.id not in here}
+        self._lost |= gone
+        self._forgot |= bool(gone)
+        return left
 
     def _watch_log(self) -> None:
         now = time.monotonic()

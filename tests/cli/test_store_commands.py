@@ -106,7 +106,10 @@ def test_erasing_says_what_went_and_what_is_left_to_do(home: Path):
     ]
     assert "2 groups held some of it; 1 that waited for training would be dead" in looked
     assert trajectories(home) == ["t0-0", "t0-1", "t2-0", "t2-1", "t3-0", "t3-1"]
-    assert done(art_patch(home, "erase", "--user", "u1", "--yes")) == ["nothing is recorded of user u1"]
+    assert done(art_patch(home, "erase", "--user", "u1", "--yes")) == [
+        "nothing is recorded of user u1; what apps recorded of it and have not written yet is dropped"
+    ]
+    assert done(art_patch(home, "erase", "--user", "u1", "--dry-run")) == ["nothing is recorded of user u1"]
     assert done(art_patch(home, "store", "verify"))[0].startswith("sound: ")
 
 

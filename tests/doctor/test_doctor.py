@@ -201,6 +201,21 @@ def test_room_on_the_disk(free: int, level: str, tmp_path: Path):
     assert storage.disk(tmp_path / "store.db", lambda _: free).level == level
 
 
+def test_what_waits_in_the_spool(tmp_path: Path):
+    assert storage.spool(tmp_path / "none") is None
+    for name, size in (("a.1", 512), ("a.2", 1024)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size * 1024)
+    assert storage.spool(tmp_path) == Finding(
+        "spool", "ok", "1.5 MiB in 2 files, recorded calls that the store does not have yet"
+    )
+    with (tmp_path / "a.2").open("wb") as file:
+        file.truncate(40 * 2**20)
+    found = storage.spool(tmp_path)
+    assert found is not None
+    assert (found.level, found.text.partition(",")[0]) == ("warn", "40.5 MiB in 2 files")
+
+
 DISK_CURE = "free some space; `art-patch retrain` writes every policy there, and stops where it cannot"
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +325,45 @@ def test_f07_a_short_process_is_spared_the_imports_of_the_recorder(programs: Pro
         pytest.skip("this machine was too slow ten times to look within the first moments")
     assert imported == "False"
     assert "only" in store.texts()
+
+
+HELD_UP = """
+import signal
+call("first")
+with art.trajectory("talk", user_id="u"):
+    call("before, written")
+    assert art.flush(30)
+    print("written")
+    if input() == "held":
+        call("before, unwritten")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    call("after")
+"""
+
+
+@pytest.mark.parametrize("store_is", ["free", "held"])
+def test_f07_what_a_process_holds_when_its_user_is_erased_does_not_come_back(
+    programs: Programs, store: Store, store_is: str
+):
+    app = programs.start(HELD_UP, stdin=subprocess.PIPE)
+    assert app.stdin is not None and app.stdout is not None
+    assert app.stdout.readline() == "written\n"
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        if store_is == "held":
+            other.execute("BEGIN IMMEDIATE")  # so the app's next call waits in its spool
+        app.stdin.write(store_is + "\n")
+        app.stdin.flush()
+        os.waitid(os.P_PID, app.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    with store.opened() as opened:
+        assert opened.rights.erase(user="u").calls == 1
+    app.send_signal(signal.SIGCONT)
+    out, err = app.communicate(timeout=60)
+    assert (app.returncode, out, err) == (0, "", "")
+    assert store.texts() == ["after", "first"]
+    with store.opened() as opened:
+        runs = opened.read.recent(limit=10)
+    assert {(run.info.name, run.info.user_id) for run in runs} == {(None, None), ("talk", "u")}
+    assert store.problems() == []
 
 
 def test_f07_it_is_said_when_the_store_cannot_be_made(programs: Programs, unusable: str):

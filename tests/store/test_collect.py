@@ -87,7 +87,7 @@ def test_whoever_is_erased_the_others_read_back_whole_and_no_orphan_is_left(
     written = records(first, "a")
     store.write(written)
     for user in erased:
-        found = store.rights.erase(user=user)
+        found = store.rights.erase(user=user, now=0.5)  # before the calls that are written later
         assert found.trajectories == sum(one.user_id == user for one in written if isinstance(one, TrajectoryInfo))
     assert orphans(execute) == [0, 0, 0]
     later = records(second, "b")  # a writer must not believe that what it wrote before is there still
@@ -98,7 +98,7 @@ def test_whoever_is_erased_the_others_read_back_whole_and_no_orphan_is_left(
     left = {key: one for key, one in left.items() if key[0] == "b" or owner[key] not in erased}
     assert {t.id: t.calls for t in store.read.trajectories(list(owner))} == {key: (one,) for key, one in left.items()}
     for user in USERS:
-        store.rights.erase(user=user)
+        store.rights.erase(user=user, now=0.5)
     assert [execute(f"SELECT count(*) FROM {table}")[0][0] for table in ("nodes", "token_blocks", "blobs")] == [0] * 3
 
 

@@ -19,7 +19,7 @@ from art_patch.errors import ConfigError
 from art_patch.store import Erasure, Store, maintain, open_store
 from art_patch.store.erasure import collect, deletion
 from art_patch.store.erasure.rights import Pruned, Taught
-from art_patch.types import Choice, Group, Score, SpanInfo, TrainedRow
+from art_patch.types import Choice, Group, Score, SpanInfo, TrainedRow, TrajectoryInfo
 from tests.support.postgres import Execute
 from tests.support.store_samples import call, info, policy
 
@@ -145,11 +145,55 @@ def test_a_trajectory_goes_with_the_calls_that_copied_it(store: Store, execute: 
 
 
 @pytest.mark.parametrize("whose", [{"user": "nobody"}, {"session": "none"}, {"trajectory": "t9"}])
-def test_what_is_not_there_leaves_no_trace(full: Store, execute: Execute, whose: dict[str, str]):
-    before = actions(execute)
+def test_what_is_not_there_leaves_an_entry_and_changes_nothing(full: Store, execute: Execute, whose: dict[str, str]):
+    before, rows = actions(execute), [count(execute, table) for table in ("trajectories", "calls", "nodes")]
     erasure = full.rights.erase(**whose)
-    assert (erasure.found, erasure) == (False, Erasure(dry_run=True))
-    assert actions(execute) == before
+    assert (erasure.found, erasure) == (False, Erasure())
+    assert actions(execute) == [*before, "erase", "erased"]
+    assert [count(execute, table) for table in ("trajectories", "calls", "nodes")] == rows
+    assert full.rights.erase(**whose, dry_run=True) == Erasure(dry_run=True)
+
+
+@pytest.mark.parametrize("whose", [{"user": "u"}, {"session": "s"}, {"trajectory": "t1"}])
+@pytest.mark.parametrize("written_before", [False, True])
+def test_what_was_recorded_before_an_erasure_and_comes_later_is_not_written(
+    store: Store, url: str, execute: Execute, whose: dict[str, str], written_before: bool
+):
+    """A process holds calls in its memory and in its spool; a new one takes over what a dead one left."""
+    about = {"user_id": "u", "session_id": "s", "name": "n"}
+    with closing(open_store(url)) as app:
+        if written_before:
+            app.write([info("t1", **about), call("first", "t1", at=10.0), info("t2", user_id="v")])
+        store.rights.erase(**whose, now=100.0)
+        old = [info("t1", **about), call("old", "t1", at=99.0), SpanInfo("old", "t1", "plan", 99.0)]
+        app.write([*old, Score("old", "t1", "reward", 1.0, "user", 99.0, comment="mine")])
+        assert not store.read.trajectories(["t1"])
+        assert [count(execute, table) for table in ("calls", "spans", "scores")] == [0, 0, 0]
+        app.write([info("t2", user_id="v"), call("other", "t2", at=99.0)])
+        app.write([call("older", "t1", at=50.0), call("new", "t1", at=101.0)])
+        app.write([info("t1", **about, ended_at=102.0)])
+    (stays, goes_on) = sorted(store.read.trajectories(["t1", "t2"]), key=lambda one: one.id, reverse=True)
+    assert ([one.id for one in stays.calls], [one.id for one in goes_on.calls]) == (["other"], ["new"])
+    assert tuple(getattr(goes_on.info, name) for name in ("user_id", "session_id", "name", "ended_at")) == (
+        "u",
+        "s",
+        "n",
+        102.0,
+    )
+    assert store.verify() == []
+
+
+def test_a_copy_of_a_call_that_comes_after_the_erasure_is_not_written(store: Store, execute: Execute):
+    store.rights.erase(user="u", now=100.0)
+    copy = TrajectoryInfo("copy", 90.0, "shadow", user_id="u")
+    store.write([copy, call("copied", "copy", at=90.0, shadow_of="gone")])
+    assert count(execute, "calls") == 0
+
+
+def test_what_an_import_restores_is_written(store: Store):
+    store.rights.erase(user="u", now=100.0)
+    store.write(run_of("t1", user_id="u"), restores=True)
+    assert [len(one.calls) for one in store.read.trajectories(["t1"])] == [2]
 
 
 @pytest.mark.parametrize("whose", [{}, {"user": "u", "session": "s"}])
@@ -171,7 +215,7 @@ def test_calls_that_arrive_meanwhile_go_too(store: Store, url: str, execute: Exe
             )
             app.write(run_of(f"new-{arrived[0]}", user_id="u"))
 
-    erasure = store.rights.erase(user="u", progress=goes_on)
+    erasure = store.rights.erase(user="u", progress=goes_on, now=0.5)
     app.close()
     assert (arrived, erasure.calls) == ([3], 2 + 3 + 6)
     # A writer that has seen an erasure writes the trajectory of a late call again: that of the second and the third.

@@ -362,7 +362,8 @@ def _write(opened: store.Store, page: list[formats.Bundle], now: float) -> Count
             strangers = (name for name, base in bundle.bases.items() if here.get(name, base) != base)
             new[key] = bundle.without_tokens_of(strangers)
     if new:
-        opened.write([record for bundle in new.values() for record in bundle.without_replay().records])
+        records = [record for bundle in new.values() for record in bundle.without_replay().records]
+        opened.write(records, restores=True)
     # Also for those that were here: an import that was cut short may have come as far as the trajectories.
     opened.transfers.add_groups({b.trajectory.id: b.group for b in page if b.group is not None}, now=now)
     return Counter(

@@ -231,8 +231,9 @@ def erase(
         policies = opened.ledger.policies()
         ((what, value),) = [(key, one) for key, one in subject.items() if one is not None]
         whose = f"{what} {value}"
-        if erasure.found and not dry_run:
-            if not output.confirmed(f"{_sentence(erasure, whose)}. Delete it?", yes=yes):
+        if not dry_run:
+            # Without a row there is nothing to ask about; what apps have not written yet is kept out.
+            if erasure.found and not output.confirmed(f"{_sentence(erasure, whose)}. Delete it?", yes=yes):
                 output.stdout().print("nothing was deleted")
                 return
             with output.bars(quiet=project.as_json) as progress:
@@ -300,7 +301,8 @@ def _sentence(erasure: store.Erasure, whose: str) -> str:
 
 def _lines(erasure: store.Erasure, whose: str, todo: list[str]) -> list[str]:
     if not erasure.found:
-        return [f"nothing is recorded of {whose}"]
+        late = "" if erasure.dry_run else "; what apps recorded of it and have not written yet is dropped"
+        return [f"nothing is recorded of {whose}{late}"]
     now = time.time()
     verb, will = ("would erase", "would be") if erasure.dry_run else ("erased", "are")
     lines = [f"{verb} {_sentence(erasure, whose)}"]

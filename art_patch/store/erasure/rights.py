@@ -4,14 +4,14 @@ In: a user, a session or a trajectory; or an age and a number to keep. Out: the 
 where copies remain: exports, and policies that were trained on the data.
 
 Rules. `deletion.py` deletes in short transactions. After each one the store is sound, and a second run finishes what a
-kill cut short. An erasure ends when a last query finds nothing, so calls that arrive meanwhile are deleted. The audit
-log records each erasure with a hash of the user's id, never the id itself. An erasure writes the exports and policies
+kill cut short. An erasure ends when a last query finds nothing, so calls that arrive meanwhile are deleted; what was
+recorded before it and comes later is not written (`late.py`). The audit log records each erasure with a hash of the
+user's id, never the id itself, and also one that found nothing. An erasure writes the exports and policies
 that it found to the audit log when it begins, so a second run reports them although the rows are deleted by then.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +23,9 @@ from sqlalchemy import ColumnElement, Connection, Text, and_, cast, false, func,
 from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Part
+from art_patch.store.erasure.collect import note_collected
 from art_patch.store.erasure.deletion import NAMING, WAITING, Deletion, Progress
+from art_patch.store.erasure.late import subject_of
 from art_patch.store.ledger.decisions import note
 from art_patch.store.ledger.transfers import Export
 from art_patch.store.maintain import scrub
@@ -81,23 +83,24 @@ class Rights(Part):
         ((what, value),) = chosen
         at = time.time() if now is None else now
         match = {"user": _T.c.user_id, "session": _T.c.session_id, "trajectory": _T.c.id}[what] == value
-        # The audit log outlives the data, so it names a hash. Another erasure of the same user finds it by that.
-        subject = {"what": what, "sha256": hashlib.sha256(value.encode()).hexdigest()}
+        subject = subject_of(what, value)
         with self._database.read() as connection:
             ids = with_shadows(connection, list(connection.scalars(select(_T.c.id).where(match))))
             # A killed erasure may have deleted the trajectory, and an app may have written a call of it since.
             if trajectory is not None and trajectory not in ids and strays(connection, [trajectory]):
                 ids.append(trajectory)
             plan = plan_of(connection, ids, cut_short(connection, subject))
-        if dry_run or not plan.found:
+        if dry_run:
             return plan
         facts = {
             "exports": [one.id for one in plan.exports],
             "policies": [one.name for one in plan.policies if one.how == "trained"],
         }
-        # Before the first row goes: afterwards nobody could say which exports and policies hold the data.
+        # Before the first row goes: afterwards nobody could say which exports and policies hold the data. Also if there
+        # is no row: an app may hold what it has not written yet, which its writer drops when it finds this entry.
         with self._database.write(durable=True) as connection:
             note(connection, who, "erase", subject | facts | {"trajectories": len(ids)}, at)
+            note_collected(connection)
         deletion = Deletion(self._database, "the data of its siblings was erased", progress, len(ids))
         everything, held, taught = set(ids), plan.exports, plan.policies
         while ids:
