@@ -16,9 +16,6 @@ Importing this package loads the standard library only: each public name below i
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch._lib.version import __version__ as __version__
 
-# Packed by hand: one name a line would spread both lists over two pages.
-# fmt: off
-# isort: off
 __all__ = [
     "Agent", "ArtPatchError", "Busy", "ConfigError", "EngineError", "Environment", "Evaluation", "GRPOTrainer",
     "GateRejected", "GymnasiumEnvironment", "History", "IllegalAction", "JudgeError", "LocalBackend", "LossConfig",

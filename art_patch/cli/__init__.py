@@ -5,8 +5,6 @@ Each command reads its options, calls one function of the package and prints its
 and the exit code of its class. Exit code 0 is success, which includes "nothing to do"; 130 is Ctrl-C.
 """
 
-from __future__ import annotations
-
 import sys
 
 from art_patch.cli.output import interrupted

@@ -1,7 +1,5 @@
 """The Typer application: adds all commands in the groups that `--help` shows, and turns errors into exit codes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

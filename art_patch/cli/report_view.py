@@ -1,7 +1,5 @@
 """Formats the result of `art-patch report` for a terminal of 80 columns, as Markdown, or as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime

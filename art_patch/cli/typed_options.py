@@ -4,8 +4,6 @@ In: a function whose parameters are dataclasses, arguments of Typer, or single v
 command, whose options are the marked fields of the dataclasses.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -9,8 +9,6 @@ any other thread it gets those of the innermost outer block that is still open: 
 started inside a block must not belong to that block for ever.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict
@@ -43,7 +41,7 @@ class Ambient:
         self.thread = 0  # id of the thread that entered the innermost block; 0 for a copy, which never ends
         self.ended = False  # whether the program has left the innermost block
 
-    def copy(self) -> Ambient:
+    def copy(self) -> "Ambient":
         """Return a copy for a nested block. The caller changes the copy before it enters the block."""
         new = Ambient()
         new.open, new.span_id = self.open, self.span_id
@@ -75,7 +73,7 @@ def surroundings() -> Ambient:
     return _in_force(ambient_of(otel.get_current()))
 
 
-def registered_around(here: Ambient) -> RegisteredSpan | None:
+def registered_around(here: Ambient) -> "RegisteredSpan | None":
     """Return the active OpenTelemetry span if it is registered and no newer `trajectory()` or `span()` is inside it."""
     span = _spans.get(trace.get_current_span().get_span_context().span_id)
     return span if span is not None and here.open in (None, span.open) and here.span_id == span.below else None

@@ -18,8 +18,6 @@ libraries that bypass the OpenAI SDK, which are never routed. `integrations/READ
   The full text that the model received is in the messages of the calls.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -54,7 +52,7 @@ class Step:
 
     __slots__ = ("_attributes", "_known", "id", "run")
 
-    def __init__(self, run: Run, known: tuple[str, str | None, SpanKind], attributes: JSON) -> None:
+    def __init__(self, run: "Run", known: tuple[str, str | None, SpanKind], attributes: JSON) -> None:
         self.run = run
         self.id = new_id()
         self._known = (*known, time.time())
@@ -122,7 +120,7 @@ class Run:
         """Begin a step (node, tool, agent) below `parent` or at top level; `known` are attributes of its span."""
         return Step(self, (name, self._id_of(parent), kind), _json_values(input=input, **known))
 
-    def inside(self, step: Step | None = None) -> Inside:
+    def inside(self, step: Step | None = None) -> "Inside":
         """Return a context manager that makes the SDK's calls inside its block belong to the run, and to `step`.
 
         Callbacks that cannot use a `with` block call its methods `enter()` and `leave()`.

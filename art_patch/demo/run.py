@@ -8,8 +8,6 @@ A measurement asks the champion through the same agent without its two lines of 
 recorded and never trained on, and the agent's memory use can be compared with and without art-patch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -86,7 +84,7 @@ class Curve:
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @classmethod
-    def load(cls, path: Path) -> Curve:
+    def load(cls, path: Path) -> "Curve":
         """Read the learning curve from its file; without a file it is empty."""
         return cls(path, json.loads(path.read_text()) if path.exists() else [])
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from art_patch.feedback.app import run_feedback
     from art_patch.feedback.links import feedback_url
     from art_patch.feedback.other_tools import (
-        LangfuseScores,
-        LangSmithFeedback,
-        feedback_of,
-        read_feedback,
-        write_feedback,
+        LangfuseScores, LangSmithFeedback, feedback_of, read_feedback, write_feedback,
     )
 else:
     __getattr__ = lazily()

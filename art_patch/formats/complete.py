@@ -6,8 +6,6 @@ ids and log-probabilities, its scores, spans, corrections and group. Fields with
 Reading is strict, because a policy would be trained on wrong values: an unknown or mistyped field raises an error.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -52,7 +50,7 @@ class Bundle:
         """Whether the run's metadata names a function that can repeat the run."""
         return self.trajectory.info.metadata.get(REPLAY) is not None
 
-    def without_replay(self) -> Bundle:
+    def without_replay(self) -> "Bundle":
         """Return the bundle without the function that repeats the run: no file may decide which code the job runs."""
         info = self.trajectory.info
         metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
@@ -61,7 +59,7 @@ class Bundle:
             metadata[REPLAY] = None
         return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
 
-    def without_tokens_of(self, strangers: Iterable[str]) -> Bundle:
+    def without_tokens_of(self, strangers: Iterable[str]) -> "Bundle":
         """Return the bundle with the calls that these policies answered marked as untrainable."""
         unknown = set(strangers)
         calls = tuple(

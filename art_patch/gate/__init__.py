@@ -12,31 +12,9 @@ proven to be worse than the champion by at most `max_worse`.
 
 from art_patch.gate.collapse import collapse_findings, failed_runs
 from art_patch.gate.paired_test import (
-    CollapseConfig,
-    Finding,
-    GateConfig,
-    Judged,
-    Verdict,
-    decide,
-    lower_bound,
-    merge_orders,
-    not_worse,
-    with_findings,
+    CollapseConfig, Finding, GateConfig, Judged, Verdict, decide, lower_bound, merge_orders, not_worse, with_findings,
 )
 from art_patch.gate.turns import (
-    PREFIX,
-    Answered,
-    BlindComparison,
-    Given,
-    HeldOut,
-    Repeated,
-    Turn,
-    answered_in,
-    blind_answers,
-    blind_runs,
-    data_hash,
-    held_out_turns,
-    new_users,
-    read_suite,
-    speaks_of,
+    PREFIX, Answered, BlindComparison, Given, HeldOut, Repeated, Turn, answered_in, blind_answers, blind_runs,
+    data_hash, held_out_turns, new_users, read_suite, speaks_of,
 )

@@ -6,8 +6,6 @@ engine answered 404. A store behind a network is read by the recorder's thread a
 Until its first read, calls go upstream; in mode `route` their records give this reason.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -95,7 +93,7 @@ class Status(NamedTuple):
     bypasses: Mapping[str, int] = MappingProxyType({})
     errors: Mapping[str, int] = MappingProxyType({})
     degraded: tuple[str, ...] = ()
-    projects: Mapping[str, Status] = MappingProxyType({})
+    projects: Mapping[str, "Status"] = MappingProxyType({})
 
 
 class Runtime:
@@ -107,7 +105,7 @@ class Runtime:
         *,
         open_sink: Callable[[], Sink] | None = None,
         read_route: ReadRoute = _read_route,
-        facts: Callable[[Runtime], JSON] | None = None,
+        facts: Callable[["Runtime"], JSON] | None = None,
     ) -> None:
         """`facts()` returns the fields of `Status` to report to the store. `open_sink`, `read_route` are for tests."""
         self.settings = settings

@@ -6,8 +6,6 @@ ranks the answers without the policies' names, in both orders. The verdict is wr
 metrics: judge, rubric, a hash of all prompts, and one row for each check.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +134,7 @@ def _kl_nats(candidate: Policy) -> float | None:
 
 
 def _counts(
-    asked: Sequence[gate.Turn], held_out: gate.HeldOut, judged: gate.Judged, scored: Scored, config: gate.GateConfig
+    asked: Sequence[gate.Turn], held_out: gate.HeldOut, judged: gate.Judged, scored: "Scored", config: gate.GateConfig
 ) -> dict[str, Any]:
     judgement = next((judgement for report in scored.reports for judgement in report.judgements), None)
     return {

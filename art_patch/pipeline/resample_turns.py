@@ -4,8 +4,6 @@
 are not touched. The gate also uses it, to compare two policies on such answers.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
@@ -123,7 +121,7 @@ def is_open(window: str | None, now: datetime) -> bool:
 
 
 def _ask(
-    run: Cycle, champion: Policy, turn: grouping.ResampleTurn, config: grouping.ResampleConfig, pace: _Pace
+    run: Cycle, champion: Policy, turn: grouping.ResampleTurn, config: grouping.ResampleConfig, pace: "_Pace"
 ) -> list[Call]:
     """Return one call for each new answer; an empty list if the step was stopped."""
     if not pace.wait():

@@ -6,8 +6,6 @@ machine and only be unreachable from here. In that case it takes the route back,
 second time, unless the old server has answered from here in between.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import time

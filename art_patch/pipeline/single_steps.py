@@ -5,8 +5,6 @@ rewards, so no judge is used, and the new policy is promoted without a gate. `ar
 champion serve again. Both functions take the same lock as a cycle, so neither runs beside one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress

@@ -12,26 +12,12 @@ if TYPE_CHECKING:
     from art_patch.policies.base_model import BaseModel, Dtype, base_fingerprint, read_base_model, resolve_model_dir
     from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
     from art_patch.policies.files import (
-        CONFIG,
-        MANIFEST,
-        WEIGHTS,
-        check_name,
-        publish_adapter,
-        read_json,
-        remove_adapter,
-        remove_unpublished,
-        some,
+        CONFIG, MANIFEST, WEIGHTS, check_name, publish_adapter, read_json, remove_adapter, remove_unpublished, some,
         unpublished,
     )
     from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.validation import (
-        ENTRY,
-        Probe,
-        ValidatedAdapter,
-        check_content,
-        check_probe,
-        lora_key,
-        validate_adapter,
+        ENTRY, Probe, ValidatedAdapter, check_content, check_probe, lora_key, validate_adapter,
     )
 else:
     __getattr__ = lazily()

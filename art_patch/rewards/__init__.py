@@ -9,20 +9,8 @@ computes the reward by a rule of `criteria`. Importing this folder does not impo
 
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
 from art_patch.rewards.combine import (
-    COMBINED,
-    PEOPLE,
-    REWARD_NAME,
-    REWARD_SOURCES,
-    RULER,
-    SCORE_NAME,
-    SCORE_SOURCE,
-    Combination,
-    disagreement,
-    kept_scores,
-    newest,
-    rewards_G,
-    satisfaction_G,
-    with_scores,
+    COMBINED, PEOPLE, REWARD_NAME, REWARD_SOURCES, RULER, SCORE_NAME, SCORE_SOURCE, Combination, disagreement,
+    kept_scores, newest, rewards_G, satisfaction_G, with_scores,
 )
 from art_patch.rewards.criteria import load_combination
 from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
@@ -33,9 +21,5 @@ from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, 
 from art_patch.rewards.judge.question import Order
 from art_patch.rewards.judge.ruler import Judge, JudgeReport, OnScored, Plan
 from art_patch.rewards.judge.ruler_api import (
-    TrajectoryScore,
-    ruler,
-    ruler_score_group,
-    ruler_score_group_sync,
-    ruler_sync,
+    TrajectoryScore, ruler, ruler_score_group, ruler_score_group_sync, ruler_sync,
 )

@@ -5,8 +5,6 @@ with the `art-patch` commands: `art-patch status --project NAME` shows the polic
 earlier one, and `art-patch trajectories` lists the rollouts.
 """
 
-from __future__ import annotations
-
 import atexit
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ from art_patch.training import TrainConfig
 from art_patch.types import Policy
 
 # Weak, so that a backend that the script has dropped is not kept alive until the interpreter ends.
-_open: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
+_open: weakref.WeakSet["LocalBackend"] = weakref.WeakSet()
 
 
 class LocalBackend:

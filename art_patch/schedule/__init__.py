@@ -8,14 +8,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.schedule.recipes import (
-        Job,
-        cron_job,
-        cron_line,
-        parse_schedule,
-        systemd_units,
-        variables_file,
-        with_entry,
-        without_entry,
+        Job, cron_job, cron_line, parse_schedule, systemd_units, variables_file, with_entry, without_entry,
     )
 else:
     __getattr__ = lazily()

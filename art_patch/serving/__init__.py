@@ -15,17 +15,8 @@ if TYPE_CHECKING:
     from art_patch.serving.server import Served, run_server
     from art_patch.serving.vllm.engine import VllmEngine
     from art_patch.serving.vllm.environment import (
-        BUILD,
-        Choice,
-        Found,
-        build,
-        built,
-        choose,
-        find_vllm,
-        gpus,
-        home_of,
-        share_out,
-    )  # fmt: skip
+        BUILD, Choice, Found, build, built, choose, find_vllm, gpus, home_of, share_out,
+    )
     from art_patch.serving.vllm.process import VllmOptions, check_extra, check_rank
 else:
     __getattr__ = lazily()

@@ -12,12 +12,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 if TYPE_CHECKING:
     from art_patch.store.backends.files import DEFAULT_NAME, WITH_TRAFFIC
     from art_patch.store.backends.urls import (
-        absolute_url,
-        is_postgres,
-        missing_driver,
-        postgres_parameters,
-        sqlite_path,
-        waits_for_network,
+        absolute_url, is_postgres, missing_driver, postgres_parameters, sqlite_path, waits_for_network,
         without_password,
     )
     from art_patch.store.erasure.rights import Erasure

@@ -1,7 +1,5 @@
 """`art-patch run`, `proxy`: record and route an app's calls without changing it; `demo` shows it; `feedback serve`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

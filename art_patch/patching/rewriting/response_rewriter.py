@@ -11,8 +11,6 @@ has asked for them. `model` becomes the name that the app used, and `system_fing
 `responses_rewriter` derives from both classes: it makes the same checks, and returns objects of the Responses API.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -82,7 +80,7 @@ class ResponseRewriter:
                 raise EmptyAnswer
         return answer
 
-    def stream(self) -> StreamRewriter:
+    def stream(self) -> "StreamRewriter":
         """Return a rewriter for the answer to the same request if it is streamed."""
         return StreamRewriter(self)
 

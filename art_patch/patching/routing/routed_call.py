@@ -7,8 +7,6 @@ steps, for synchronous and asynchronous clients alike. Faults of art_patch never
 `InvalidAnswer` does, on purpose: the wrapper then reports that the attempt failed, and the call goes upstream.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress
@@ -37,7 +35,7 @@ from art_patch.recording import Exchange, in_share, note_call
 from art_patch.types import ENGINE_FULL
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
-PENDING: ContextVar[RoutedCall | None] = ContextVar("art_patch_routed_call", default=None)
+PENDING: ContextVar["RoutedCall | None"] = ContextVar("art_patch_routed_call", default=None)
 
 # The second attempt asks the policy that has just replaced the first one's, or repeats the first; see `_stood_still`.
 _MAX_ATTEMPTS = 2

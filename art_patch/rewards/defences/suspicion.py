@@ -6,8 +6,6 @@ made of the groups' own material, so the judge can recognise them by their quali
 to decide does nothing. A group whose siblings are all equal passes every defence.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter
@@ -252,7 +250,7 @@ class _Host:
     foreign: str | None
 
     @classmethod
-    def of(cls, group: Group, groups: Sequence[Group], rng: random.Random) -> _Host:
+    def of(cls, group: Group, groups: Sequence[Group], rng: random.Random) -> "_Host":
         run = transcript(rng.choice(group.trajectories))
         names = [cast("JSON", tool.get("function") or tool).get("name") for tool in offered_tools(group.trajectories)]
         ours = {text for sibling in group.trajectories for text in strings(transcript(sibling)[-1])}

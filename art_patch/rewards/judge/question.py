@@ -20,8 +20,6 @@ in each part, so the scores of each part are mapped to the scale of the first pa
 or in another order than in the first part, the scores of that part stay as they are.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -56,11 +54,11 @@ class Question:
     # Messages that followed the judged turn in the recorded run; empty where the attempts are whole runs.
     followed: tuple[str, ...] = ()
 
-    def of(self, attempts: Iterable[Attempt]) -> Question:
+    def of(self, attempts: Iterable[Attempt]) -> "Question":
         """Return a question about the same group that shows these attempts instead of its own."""
         return replace(self, attempts=tuple(attempts))
 
-    def turned(self, order: Order) -> Question:
+    def turned(self, order: Order) -> "Question":
         """Return this question with its attempts in the given order."""
         return self if order == "shuffled" else self.of(reversed(self.attempts))
 

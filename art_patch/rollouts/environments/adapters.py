@@ -6,8 +6,6 @@ name from the script. If an answer names several actions, the last one is played
 decides. Override `describe` and `parse_action` for better wording; other action spaces need their own `parse_action`.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 import re
@@ -160,7 +158,7 @@ class PettingZooEnvironment(_InWords):
         instructions: str = "",
         actions: Sequence[str] | None = None,
         player: str | None = None,
-        others: Callable[[PettingZooEnvironment, Observation], Any | Awaitable[Any]] | None = None,
+        others: Callable[["PettingZooEnvironment", Observation], Any | Awaitable[Any]] | None = None,
         attempts: int = 1,
         illegal_reward: float = -1.0,
         **options: Any,

@@ -7,8 +7,6 @@ sends an error event and ends the stream without `[DONE]`, so that no client tak
 stream add up to the unstreamed answer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -98,7 +96,7 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         return generation
 
 
-async def _stream(caller: Caller, request: ChatRequest, response: ChatResponse, generation: Generation) -> None:
+async def _stream(caller: Caller, request: ChatRequest, response: "ChatResponse", generation: Generation) -> None:
     await caller.begin(200, _STREAM_HEADERS)
     # One state a choice: their pieces arrive interleaved.
     states = [ChoiceState(response.reader()) for _ in range(request.params.n)]
@@ -148,7 +146,7 @@ class ChatResponse:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **self._prompt()}
 
-    def chunks(self, piece: Piece, state: ChoiceState) -> list[JSON]:
+    def chunks(self, piece: Piece, state: "ChoiceState") -> list[JSON]:
         """Returns the chunks to send for the next piece of a choice: one, or none while there is nothing to tell."""
         self._sampled += len(piece.token_ids)
         parts = state.text.push(piece.token_ids)

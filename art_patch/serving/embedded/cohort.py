@@ -7,8 +7,6 @@ Tensor axes: B rows, C rows with a top_p cut, U different prompts, R rows to sel
 cached positions (columns, padding included), K bytes of a mask, T positions of one forward pass, D size of a head.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -155,7 +153,7 @@ class Cohort:
                 layer.keys, layer.values = layer.keys[..., surplus:, :], layer.values[..., surplus:, :]
         self._changed()
 
-    def can_merge(self, other: Cohort) -> bool:
+    def can_merge(self, other: "Cohort") -> bool:
         """Whether one padded batch of both cohorts costs less than two separate ones.
 
         False for different policies, and for a model whose cache cannot be shifted (sliding windows, recurrent states).
@@ -167,7 +165,7 @@ class Cohort:
         together = (len(self.rows) + len(other.rows)) * max(self.width, other.width)
         return together <= 1.25 * apart + _FREE_PADDING
 
-    def merge(self, other: Cohort) -> None:
+    def merge(self, other: "Cohort") -> None:
         """Adds the rows and the cache of another cohort of the same policy; both must have computed their logits."""
         width = max(self.width, other.width)
         for mine, theirs in zip(self._layers, other._layers, strict=True):

@@ -4,8 +4,6 @@ The event loop creates a `Generation` and iterates over its `Piece`s: one for ev
 one for each choice of an unstreamed one. The scheduler's thread owns the `Row`s and hands the pieces over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -84,7 +82,7 @@ class Generation:
         """Whether sampling for the request can stop, because it was cancelled or failed."""
         return self.cancelled or self.failed
 
-    def __aiter__(self) -> Generation:
+    def __aiter__(self) -> "Generation":
         """Returns itself; the iteration ends when every choice has ended."""
         return self
 

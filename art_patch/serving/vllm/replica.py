@@ -8,8 +8,6 @@ A status of 200 from vLLM proves little, because vLLM may answer with NaN or app
 samples one token, and `Replica.load` compares vLLM's log-probabilities of the policy's probe with the trainer's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -218,7 +216,7 @@ class Replica:
         dtype: str,
         socket: Path,
         start: Callable[[], VllmProcess],
-        catch_up: Callable[[Replica], Awaitable[None]],
+        catch_up: Callable[["Replica"], Awaitable[None]],
         *,
         ready_timeout_s: float,
     ) -> None:
