@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from art_patch._lib.http_guard import PageGuard
+from art_patch._lib.asgi import PageGuard
 from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, StoreError

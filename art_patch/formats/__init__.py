@@ -1,6 +1,6 @@
 """Writes trajectories to files that other tools read, and reads such files.
 
-`conversation` extracts the conversation of a trajectory; `rows` makes rows of training files from it. `complete`
+`rows` extracts the conversation of a trajectory, and makes rows of training files from it. `complete`
 converts a trajectory to JSON and back without loss. `foreign` reads rows of other tools. `files` writes rows to disk
 and reads them; all other modules are pure.
 """
@@ -9,7 +9,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.formats.complete import Bundle, encode, indexed
-    from art_patch.formats.conversation import Unusable, corrected, right_and_wrong
+    from art_patch.formats.rows import Unusable, corrected, right_and_wrong
     from art_patch.formats.files import COLUMNS, STREAM, reading, writing
     from art_patch.formats.foreign import ImportFormat, bundles_of
     from art_patch.formats.rows import chat_row, correction_row, grpo_row, preference_rows, sft_prompt_rows, sft_row

@@ -3,18 +3,20 @@
 A trajectory's scenario is the key of the surrounding `group()` block, else the key that `trajectory(scenario=...)` was
 given, else the task: system prompt, tools and the first user message.
 
-- `masks` replaces the parts that differ between two requests for one task, such as dates, ids and addresses.
-- `wording` reduces a text to the words that distinguish its task from others, and corrects typos.
+- `wording` masks the parts that differ between two requests for one task, such as dates, ids and addresses, reduces a
+  text to the words that distinguish its task from others, and corrects typos.
 - `scenario` computes the scenario key of a task, and decides which scenarios are held out for the gate.
 - `embeddings` also asks an embedding model which tasks mean the same, if the caller has one.
 - `form` makes the groups, also from several attempts within one run. A run without a sibling waits for one.
-- `resample` and `replay` choose how a run without siblings gets some.
+- `lone_runs` chooses how a run without siblings gets some.
 
 Runs with different system prompts or tools are siblings only under one key of the user's, or with the option `across`.
 """
 
 from art_patch.grouping.embeddings import Embed, embed_with
 from art_patch.grouping.form import Grouping, form_groups
-from art_patch.grouping.replay import REPLAYED, Replay, ReplayConfig, choose_comparisons, choose_replays, offer_of
-from art_patch.grouping.resample import ResampleConfig, ResampleTurn, choose_turns, turn_group
+from art_patch.grouping.lone_runs import (
+    REPLAYED, Replay, ReplayConfig, ResampleConfig, ResampleTurn, choose_comparisons, choose_replays, choose_turns,
+    offer_of, turn_group,
+)
 from art_patch.grouping.scenario import given_scenario, is_held_out, scenario_of, task_key, task_of

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from art_patch.grouping.embeddings import Embed, same_meaning
-from art_patch.grouping.masks import normalise
-from art_patch.grouping.resample import can_be_asked_again, can_be_learned_from
+from art_patch.grouping.lone_runs import can_be_asked_again, can_be_learned_from
 from art_patch.grouping.scenario import Task, digest, given_scenario, is_held_out, task_keys, task_of, tools_key
-from art_patch.grouping.wording import Word
+from art_patch.grouping.wording import Word, normalise
 from art_patch.trajectories import number_tool_calls
 from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
 

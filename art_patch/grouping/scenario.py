@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from art_patch.grouping.masks import mask, normalise, one_spelling
-from art_patch.grouping.wording import Word, corrections, essence, words_of
+from art_patch.grouping.wording import Word, corrections, essence, mask, normalise, one_spelling, words_of
 from art_patch.types import JSON, Call, Trajectory
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.

@@ -20,9 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from art_patch._lib import http_guard, http_server
-from art_patch._lib.asgi import Caller, Gone, Pairs
-from art_patch._lib.http_guard import error_body
+from art_patch._lib import asgi, http_server
+from art_patch._lib.asgi import Caller, Gone, Pairs, error_body
 from art_patch.context import group, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
@@ -42,7 +41,7 @@ def run_proxy(
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
-    max_body: int = http_guard.MAX_BODY_BYTES,
+    max_body: int = asgi.MAX_BODY_BYTES,
     **settings: Any,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
@@ -109,13 +108,13 @@ def build_app(
     *,
     key: str | None = None,
     names: Collection[str] | None = (),
-    max_body: int = http_guard.MAX_BODY_BYTES,
+    max_body: int = asgi.MAX_BODY_BYTES,
 ) -> Starlette:
     """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
     `key` is what callers must send in the header `x-art-key`; `names` are the host names that `PageGuard` accepts.
     """
-    gateway = _Gateway(http_guard.Intake(max_body))
+    gateway = _Gateway(asgi.Intake(max_body))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -126,7 +125,7 @@ def build_app(
     async def health(request: Request) -> Response:
         now, facts = status(), {"status": "ok"}
         # Without the key, which no server beyond loopback lacks, nothing is told but that the proxy answers.
-        if key is None or http_guard.shows(request.scope, KEY, key):
+        if key is None or asgi.shows(request.scope, KEY, key):
             facts |= {"mode": now.mode, "champion": now.champion, "engine": now.base_url}
             facts |= {"recorded": now.recorded, "not_routed": now.not_routed, "degraded": list(now.degraded)}
         return JSONResponse(facts)
@@ -134,8 +133,8 @@ def build_app(
     app = Starlette(
         routes=[Route("/health", health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
         middleware=[
-            Middleware(http_guard.PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
-            *([Middleware(http_guard.KeyGuard, KEY, key, _NO_KEY)] if key else []),
+            Middleware(asgi.PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
+            *([Middleware(asgi.KeyGuard, KEY, key, _NO_KEY)] if key else []),
         ],
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
@@ -150,7 +149,7 @@ class _Gateway:
 
     upstream: Upstream
 
-    def __init__(self, intake: http_guard.Intake) -> None:
+    def __init__(self, intake: asgi.Intake) -> None:
         self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +166,7 @@ class _Gateway:
             await self._serve(caller, path, url)
         except Gone:
             return
-        except (Unreachable, http_guard.ApiError) as error:
+        except (Unreachable, asgi.ApiError) as error:
             if not caller.started:
                 await caller.refuse(error.status, error_body(error.status, str(error)))
 
@@ -175,7 +174,7 @@ class _Gateway:
         if caller.method == "POST" and path in SURFACES:
             try:
                 self._intake.check(caller.announced, caller.announced)
-            except http_guard.ApiError as error:
+            except asgi.ApiError as error:
                 # The call matters more than its record.
                 _log.warning("a call goes upstream unread and unrecorded: %s", error)
             else:

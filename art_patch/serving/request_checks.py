@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from art_patch._lib.asgi import Caller, Gone
-from art_patch._lib.http_guard import ApiError
+from art_patch._lib.asgi import ApiError, Caller, Gone
 from art_patch.types import WAIT_HEADER
 
 _LARGE_BODY_BYTES = 64 << 10  # reading more than this on the event loop would hold up all streams

@@ -22,8 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch._lib import asgi, http_guard, http_server, key_files
-from art_patch._lib.http_guard import ApiError
+from art_patch._lib import asgi, http_server, key_files
+from art_patch._lib.asgi import ApiError
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, EngineFull, Overloaded, UnknownPolicy
 from art_patch.serving.request_checks import parse_object
@@ -53,7 +53,7 @@ def build_app(
     admin_key: str | None = None,
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
-    max_body: int = http_guard.MAX_BODY_BYTES,
+    max_body: int = asgi.MAX_BODY_BYTES,
 ) -> Starlette:
     """Returns the ASGI application that answers the routes of the engine's HTTP contract; it never closes the engine.
 
@@ -67,7 +67,7 @@ def build_app(
     started = int(time.time())
 
     def check_key(request: Request) -> None:
-        if api_key is None and not (admin_key and http_guard.shows(request.scope, _KEY, f"Bearer {admin_key}")):
+        if api_key is None and not (admin_key and asgi.shows(request.scope, _KEY, f"Bearer {admin_key}")):
             raise ApiError(401, _NO_ADMIN, code="invalid_api_key")
 
     async def health(_: Request) -> Response:
@@ -95,7 +95,7 @@ def build_app(
 
     chats = (_CHAT, f"{EXACT_PREFIX}{_CHAT}")
     posts = (*chats, _LOAD, _UNLOAD)
-    key_guard = Middleware(http_guard.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
+    key_guard = Middleware(asgi.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
     return Starlette(
         routes=[
             Route("/health", health),
@@ -107,9 +107,9 @@ def build_app(
             Route(_UNLOAD, unload, methods=["POST"]),
         ],
         middleware=[  # the first is the outermost: a web page is refused before its key is looked at
-            Middleware(http_guard.PageGuard, names=names, json_paths=posts),
+            Middleware(asgi.PageGuard, names=names, json_paths=posts),
             *([key_guard] if api_key else []),
-            Middleware(http_guard.BodyGuard, http_guard.Intake(max_body), posts),
+            Middleware(asgi.BodyGuard, asgi.Intake(max_body), posts),
         ],
         exception_handlers=dict.fromkeys(
             (ApiError, HTTPException, AdapterRejected, UnknownPolicy, Overloaded, Exception), _respond
@@ -131,7 +131,7 @@ def run_server(
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
     serves: Callable[[str], str | None] | None = None,
-    max_body: int = http_guard.MAX_BODY_BYTES,
+    max_body: int = asgi.MAX_BODY_BYTES,
 ) -> None:
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
@@ -271,11 +271,11 @@ class ExactRoute:
         # Resolved once and sent on as NAME@STEP: a promotion during the call must not change whose tokens these are.
         sent = {**asked, "model": await self._policy(asked.get("model"))}
         if asked.get("stream"):
-            await self._chat(scope, http_guard.given(_dump(sent), receive), send)
+            await self._chat(scope, asgi.given(_dump(sent), receive), send)
             return
         answered = _HeldAnswer(send)
         sent |= {"logprobs": True, "return_token_ids": True}
-        await self._chat(scope, http_guard.given(_dump(sent), receive), answered)
+        await self._chat(scope, asgi.given(_dump(sent), receive), answered)
         if answered.body is not None:
             answer = json.loads(answered.body)
             hang(answer, asked, started_at=started_at, duration_ms=(time.perf_counter() - began) * 1000)

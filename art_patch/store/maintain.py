@@ -23,7 +23,7 @@ from art_patch.errors import ConfigError, StoreError
 from art_patch.store.backends import files
 from art_patch.store.backends.database import Database, Part
 from art_patch.store.backends.files import bytes_of, file_of, under_the_lock
-from art_patch.store.backends.row_security import sql_for
+from art_patch.store.backends.scoping import sql_for
 from art_patch.store.backends.urls import postgres_parameters
 from art_patch.store.erasure.collect import collect_all
 from art_patch.store.ledger.decisions import GENESIS, audit_hash

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         PolicyState, Route, Score, SpanInfo, SpanKind, TrajectoryInfo,
     )
     from art_patch.types.calls import AppReport, Call, Choice, Record
-    from art_patch.types.jobs import CHALLENGERS, MOVES, Group, Judgement, Policy, TrainedRow, Trajectory, check_move
-    from art_patch.types.traffic import ArmCall, ArmTraffic, RunValue, Served, Usage
+    from art_patch.types.jobs import (
+        CHALLENGERS, MOVES, ArmCall, ArmTraffic, Group, Judgement, Policy, RunValue, Served, TrainedRow, Trajectory,
+        Usage, check_move,
+    )
 else:
     # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they
-    # are first used: `calls` by the writer thread, `jobs` and `traffic` by the job.
+    # are first used: `calls` by the writer thread, `jobs` by the job.
     __getattr__ = lazily()

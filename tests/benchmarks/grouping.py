@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from art_patch.grouping import Grouping, form_groups  # noqa: E402 - the line above makes it importable
-from art_patch.grouping.masks import normalise  # noqa: E402
+from art_patch.grouping.wording import normalise  # noqa: E402
 from tests.benchmarks.traffic import traffic  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 

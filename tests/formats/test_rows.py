@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from art_patch.formats import Unusable, chat_row, grpo_row, preference_rows, sft_prompt_rows, sft_row
-from art_patch.formats.conversation import run_of, writable
+from art_patch.formats.rows import run_of, writable
 from art_patch.types import Call, Choice, Group, Trajectory
 from tests.support.factory import make_call, make_group, make_trajectory
 from tests.support.run_samples import SYSTEM, TOOL, asked, choice, plain_run, tool_run

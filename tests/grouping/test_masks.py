@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.grouping.masks import mask, normalise
+from art_patch.grouping.wording import mask, normalise
 
 PIECES = st.sampled_from(
     [*"aZ09 -./:,#@+<>_\n", "12", "2026", "<id>", "<time>", "may", "Mon ", "3pm", "order ", "no. ", "ord-",

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.grouping.masks import mask
-from art_patch.grouping.wording import corrections, essence, words_of
+from art_patch.grouping.wording import corrections, essence, mask, words_of
 
 
 def meant(text: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from openai import OpenAI
 
-from art_patch._lib.http_guard import MAX_BODY_BYTES
+from art_patch._lib.asgi import MAX_BODY_BYTES
 from art_patch._lib.http_server import listen
 from art_patch.errors import ConfigError, EngineError, ModelNotFound, PortInUse
 from art_patch.serving import EmbeddedEngine, EngineClient

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from art_patch._lib.http_guard import ApiError
+from art_patch._lib.asgi import ApiError
 from art_patch.errors import ConfigError
 from art_patch.serving import Found, VllmOptions, check_extra, check_rank, choose, gpus, share_out
 from art_patch.serving.contract import EngineFull

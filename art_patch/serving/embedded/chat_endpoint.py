@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from art_patch._lib.asgi import Caller
-from art_patch._lib.http_guard import ApiError, error_body
+from art_patch._lib.asgi import ApiError, Caller, error_body
 from art_patch.serving.contract import unknown_model
 from art_patch.serving.embedded.chat_request import ChatRequest, Grammars, parse_chat_request
 from art_patch.serving.embedded.generation import EngineReason, Generation, GenerationFailed, Piece

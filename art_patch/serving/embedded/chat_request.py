@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from art_patch._lib.http_guard import ApiError
+from art_patch._lib.asgi import ApiError
 from art_patch._lib.loose_json import as_object
 from art_patch.serving.embedded.generation import SamplingParams
 from art_patch.serving.embedded.text import CLOSE_TAG, OPEN_TAG

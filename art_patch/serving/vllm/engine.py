@@ -24,9 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from art_patch._lib.asgi import Caller
+from art_patch._lib.asgi import ApiError, Caller
 from art_patch._lib.atomic_files import placing
-from art_patch._lib.http_guard import ApiError
 from art_patch._lib.loose_json import as_object
 from art_patch._lib.process import is_alive, own_name
 from art_patch.errors import AdapterRejected, EngineError
