@@ -7,8 +7,6 @@ Prompts are always made by `tokenizer.apply_chat_template(messages, tools=tools,
 layout, so a rendered tool call has the same tokens as the tool call that was sampled.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -52,7 +50,7 @@ def build_model(
     """
     warm_up = warm_up or WarmUp()
 
-    def rows(tokenizer: PreTrainedTokenizerFast) -> Callable[[random.Random], Row]:
+    def rows(tokenizer: "PreTrainedTokenizerFast") -> Callable[[random.Random], Row]:
         turns = _Turns.of(tokenizer, tools)
         return lambda rng: turns.demonstration(warm_up, rng)
 
@@ -68,7 +66,7 @@ def as_written(tools: Sequence[dict[str, Any]]) -> str:
     return json.dumps(list(tools))
 
 
-def shop_tokenizer(tools: Sequence[dict[str, Any]] = TOOLS) -> PreTrainedTokenizerFast:
+def shop_tokenizer(tools: Sequence[dict[str, Any]] = TOOLS) -> "PreTrainedTokenizerFast":
     """Returns a tokenizer that needs few tokens for the shop's conversations, when requests offer these tools."""
     talk = [asked(2, ITEMS[0]), called(ITEMS[0]), result(2), said("4")]
     return make_tokenizer([rendered(talk, tools)], ITEMS, whole_phrases=True)
@@ -87,7 +85,7 @@ class _Turns:
     said: dict[int, list[int]]  # number -> the model's message that answers with it, and the template's newline
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerFast, tools: Sequence[dict[str, Any]] = TOOLS) -> _Turns:
+    def of(cls, tokenizer: "PreTrainedTokenizerFast", tools: Sequence[dict[str, Any]] = TOOLS) -> "_Turns":
         render: Any = tokenizer.apply_chat_template
 
         def ids(*messages: dict[str, Any], prompt: bool) -> list[int]:

@@ -4,8 +4,6 @@ Each cycle leaves a report on disk: `cycles/TIME-ID.json` for programs, and a `.
 beside the store, so that they can be read when the store cannot be opened. They contain metrics and no text of any run.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +75,7 @@ class CycleConfig:
 class Run:
     """The objects that the steps `group` and `score` need."""
 
-    store: Store
+    store: "Store"
     judge: rewards.OrderedJudge
     config: CycleConfig
     progress: Progress

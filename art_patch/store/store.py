@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
     from art_patch.store.queries.browse import Browser
-    from art_patch.store.queries.read import Evidence, Reader
+    from art_patch.store.queries.evidence import Evidence
+    from art_patch.store.queries.read import Reader
     from art_patch.store.queries.usage import Reports
 else:
     __getattr__ = lazily()

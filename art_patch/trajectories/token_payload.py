@@ -6,8 +6,6 @@ parameters. The SDK keeps fields that it does not know, and the data is plain JS
 a dump. If the server did not report token ids or log-probabilities, the call is not trainable.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from array import array
@@ -79,7 +77,7 @@ def hang(answer: dict[str, Any], request: JSON, *, started_at: float, duration_m
         answer.pop("prompt_token_ids", None)
 
 
-def exact_of(choice: Choice) -> Exact | None:
+def exact_of(choice: "Choice") -> Exact | None:
     """Return the data in the extra field of a choice; `None` if it has none, as in answers of other servers."""
     found = (choice.model_extra or {}).get(FIELD)
     if not isinstance(found, dict):
@@ -97,7 +95,7 @@ def exact_of(choice: Choice) -> Exact | None:
     )
 
 
-def sampled_tokens(choice: Choice) -> int | None:
+def sampled_tokens(choice: "Choice") -> int | None:
     """Return how many tokens were sampled for this answer; `None` if the server did not report their ids."""
     exact = exact_of(choice)
     return None if exact is None or exact.token_ids is None else len(exact.token_ids)

@@ -9,8 +9,6 @@
 Importing this module does not import litellm. Only the job's process loads litellm, never an app's process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
@@ -322,7 +320,7 @@ def _is_passing(error: BaseException) -> bool:
     return status is None or status in _PASSING or status >= 500 or status < 400
 
 
-def _asked_pause_s(state: RetryCallState) -> float | None:
+def _asked_pause_s(state: "RetryCallState") -> float | None:
     """Return the pause of the server's `Retry-After` in seconds; `None` if there is none, or a date."""
     error = state.outcome.exception() if state.outcome else None
     headers: Any = getattr(error, "litellm_response_headers", None) or {}

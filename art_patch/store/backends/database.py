@@ -18,18 +18,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    func,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 
 from art_patch._lib.forking import closes_for_forks, got_on, late_import
 from art_patch.errors import StoreError, StoreTooNew, WrongProject
@@ -83,11 +72,11 @@ class Database(ABC):
         """Close every connection to the database."""
 
     @abstractmethod
-    def read(self) -> AbstractContextManager[Connection]:
+    def read(self) -> AbstractContextManager[sa.Connection]:
         """Return a short read transaction that sees the store as it was when the transaction began."""
 
     @abstractmethod
-    def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[Connection]:
+    def write(self, *, durable: bool = False, exclusive: bool = False) -> AbstractContextManager[sa.Connection]:
         """Return a write transaction that commits when its block ends, and rolls back on any error.
 
         Args:
@@ -110,14 +99,14 @@ class Database(ABC):
         """Turn the driver's errors in the block into `StoreError`, whose message names the store and the remedy."""
 
     @abstractmethod
-    def insert(self, table: Table) -> SqliteInsert | PostgresInsert:
+    def insert(self, table: sa.Table) -> SqliteInsert | PostgresInsert:
         """Return this dialect's INSERT, which has `on_conflict_do_nothing` and `on_conflict_do_update`.
 
         The caller sorts the rows by key: two transactions that insert the same rows in different orders deadlock.
         """
 
     @abstractmethod
-    def check(self, connection: Connection) -> list[str]:
+    def check(self, connection: sa.Connection) -> list[str]:
         """Run the database's own integrity check, and return one message for each problem that it finds."""
 
     @abstractmethod
@@ -142,7 +131,7 @@ class Database(ABC):
             rows = connection.exec_driver_sql(QUERY.format(project=self.scope["project_id"]))
             return {key: value for key, value in rows}
 
-    def _check_project(self, connection: Connection) -> None:
+    def _check_project(self, connection: sa.Connection) -> None:
         """Raise `StoreError` if the id is another project's by now, because others made the store anew."""
         if "project_id" not in self.scope:
             return
@@ -154,15 +143,15 @@ class Database(ABC):
             error.may_pass = True
             raise error
 
-    def _bind(self, connection: Connection) -> None:
+    def _bind(self, connection: sa.Connection) -> None:
         """Find the project in the store; with `create`, add it if it is new. Else an unknown one is `WrongProject`."""
         id, name = tables.projects.c
         if self.project is None:
-            ids = connection.scalars(select(id).limit(2)).all()
+            ids = connection.scalars(sa.select(id).limit(2)).all()
             # Without an id, a statement about one project raises a KeyError.
             self.scope = {"agent_id": FIRST} | ({"project_id": ids[0]} if len(ids) == 1 else {})
             return
-        ours, nobodys = select(id).where(name == self.project), select(id).where(name.is_(None))
+        ours, nobodys = sa.select(id).where(name == self.project), sa.select(id).where(name.is_(None))
         found = connection.scalar(ours)
         if found is None and self._binds:
             decide_alone(connection)  # two machines may do this at once; the second one finds the first one's row
@@ -170,16 +159,16 @@ class Database(ABC):
         # A project without a name is whoever's comes: somebody made the store without one, and nothing can be mixed up.
         found = found or connection.scalar(nobodys)
         if found is None:
-            names = connection.scalars(select(name).order_by(id).limit(20))
+            names = connection.scalars(sa.select(name).order_by(id).limit(20))
             raise WrongProject(is_unknown(self.url, self.project, list(names)))
         self.scope = {"project_id": found, "agent_id": FIRST}
 
-    def _add_project(self, connection: Connection) -> int:
+    def _add_project(self, connection: sa.Connection) -> int:
         id, name = tables.projects.c
-        named = update(tables.projects).where(name.is_(None)).values(name=self.project).returning(id)
+        named = sa.update(tables.projects).where(name.is_(None)).values(name=self.project).returning(id)
         found = connection.scalar(named)
         if found is None:
-            found = (connection.scalar(select(func.max(id))) or 0) + 1
+            found = (connection.scalar(sa.select(sa.func.max(id))) or 0) + 1
             connection.execute(tables.projects.insert().values(id=found, name=self.project))
             connection.execute(tables.agents.insert().values(id=FIRST, project_id=found))
         return found
@@ -196,7 +185,7 @@ class Part:
         self._database = database
 
 
-def revision_of(connection: Connection, found: set[str], name: str) -> str | None:
+def revision_of(connection: sa.Connection, found: set[str], name: str) -> str | None:
     """Return the schema revision of a store, or `None` if it has no tables; `found` are its tables and indexes.
 
     Raises:
@@ -209,13 +198,13 @@ def revision_of(connection: Connection, found: set[str], name: str) -> str | Non
                 f"{name} was made by a version of art_patch before its first release, which no release can read; "
                 "move it away, or name another store with --store (ART_PATCH_STORE)"
             )
-        return connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
     if found:
         raise StoreError(f"{name} is a database, but not a store of art_patch; name another one")
     return None
 
 
-def upgrade(connection: Connection, revision: str | None, name: str, schema: str | None = None) -> None:
+def upgrade(connection: sa.Connection, revision: str | None, name: str, schema: str | None = None) -> None:
     """Make the tables if `revision` is `None`, else migrate them. The caller's transaction must exclude every writer.
 
     Raises:
@@ -237,15 +226,15 @@ def upgrade(connection: Connection, revision: str | None, name: str, schema: str
 
 
 # The version table as alembic makes it. A store that was made without alembic must be migratable by it.
-_version = Table(
+_version = sa.Table(
     "alembic_version",
-    MetaData(),
-    Column("version_num", String(32), nullable=False),
-    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
 
 
-def _make_tables(connection: Connection) -> None:
+def _make_tables(connection: sa.Connection) -> None:
     """Make the newest schema from the metadata."""
     # Running all migrations takes ten times as long, and a short program ends before alembic is even imported.
     for table in (*tables.metadata.sorted_tables, _version):
@@ -290,7 +279,7 @@ WRITE_ALONE = f"SELECT pg_advisory_xact_lock({WRITERS}, {_SCHEMA})"
 _DECIDE = f"SELECT pg_advisory_xact_lock({DECISIONS}, {_SCHEMA})"
 
 
-def decide_alone(connection: Connection) -> None:
+def decide_alone(connection: sa.Connection) -> None:
     """Lock all decisions (changes of policies, route and audit log) until the end of this transaction.
 
     On SQLite it does nothing, because every write transaction is exclusive there. Call it before the transaction

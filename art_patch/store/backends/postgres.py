@@ -26,15 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.forking import in_database
 from art_patch.errors import ConfigError, StoreError
-from art_patch.store.backends.database import (
-    POOL_LOGGER,
-    WRITE_ALONE,
-    WRITE_SHARED,
-    Database,
-    Trouble,
-    revision_of,
-    upgrade,
-)
+from art_patch.store.backends import database
 from art_patch.store.backends.files import never_close
 from art_patch.store.backends.scoping import limit_to_project
 from art_patch.store.backends.urls import postgres_parameters
@@ -64,11 +56,11 @@ _LOOK = """
 """
 
 
-class PostgresDatabase(Database):
+class PostgresDatabase(database.Database):
     """A store in one schema of a PostgreSQL server: the first schema in the connection's `search_path`."""
 
     def __init__(
-        self, url: str, *, create: bool = True, project: str | None = None, trouble: Trouble | None = None
+        self, url: str, *, create: bool = True, project: str | None = None, trouble: database.Trouble | None = None
     ) -> None:
         super().__init__(url, create=create, project=project, trouble=trouble)
         self._parameters = _DEFAULTS | postgres_parameters(url)
@@ -110,7 +102,7 @@ class PostgresDatabase(Database):
                 f"SET LOCAL synchronous_commit = {'on' if durable else 'off'};"
                 f"SET LOCAL statement_timeout = '{timeout_s}s';"
                 f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s';"
-                + (WRITE_ALONE if exclusive else WRITE_SHARED)
+                + (database.WRITE_ALONE if exclusive else database.WRITE_SHARED)
             )
             self._check_project(connection)  # from here on, the tables cannot be dropped
             yield connection
@@ -181,7 +173,7 @@ class PostgresDatabase(Database):
             hide_parameters=True,  # they are users' texts, and SQLAlchemy would put them into messages
             use_native_hstore=False,  # saves a query on each new connection
             json_serializer=_dumps,
-            pool_logging_name=POOL_LOGGER,
+            pool_logging_name=database.POOL_LOGGER,
         )
         limit_to_project(engine.dialect, lambda: self.scope["project_id"])
 
@@ -212,12 +204,12 @@ class PostgresDatabase(Database):
             if self._look(connection) == tables.HEAD:
                 self._bind(connection)
                 return False
-            connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {WRITE_ALONE}")
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {database.WRITE_ALONE}")
             revision = self._look(connection)  # another process may have migrated while we waited for the lock
             if revision is None and not create:
                 raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
             if revision != tables.HEAD:
-                upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
+                database.upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
             self._bind(connection)
             return revision is None
 
@@ -227,7 +219,7 @@ class PostgresDatabase(Database):
             raise StoreError(f"store {self.name}: no schema of its search_path exists; CREATE SCHEMA, or take it out")
         if encoding != "UTF8":
             raise StoreError(f"store {self.name} is encoded as {encoding}; CREATE DATABASE ... ENCODING 'UTF8'")
-        return revision_of(connection, set(found), f"store {self.name} (schema {schema})")
+        return database.revision_of(connection, set(found), f"store {self.name} (schema {schema})")
 
 
 class _Text(StrDumperUnknown):

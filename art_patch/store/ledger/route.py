@@ -17,13 +17,7 @@ from typing import Protocol
 
 from art_patch._lib.forking import in_database, late_import
 from art_patch.errors import ConfigError, StoreError
-from art_patch.store.backends.urls import (
-    is_postgres,
-    missing_driver,
-    postgres_parameters,
-    sqlite_path,
-    without_password,
-)
+from art_patch.store.backends import urls
 from art_patch.store.schema import EVERY_AGENT, FIRST
 from art_patch.types import Route
 
@@ -81,7 +75,7 @@ def read_route(url: str, project: str | None = None) -> Route:
         StoreError: if the PostgreSQL server cannot be reached or reports an error.
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or psycopg is not installed.
     """
-    return route_of((_from_server if is_postgres(url) else _from_file)(url, project))
+    return route_of((_from_server if urls.is_postgres(url) else _from_file)(url, project))
 
 
 def route_of(rows: Mapping[str, str]) -> Route:
@@ -103,7 +97,7 @@ def route_of(rows: Mapping[str, str]) -> Route:
 
 
 def _from_file(url: str, project: str | None) -> Mapping[str, str]:
-    path = sqlite_path(url)
+    path = urls.sqlite_path(url)
     for _ in range(_LOOKS_AGAIN):
         try:
             return _ask_file(path, project)
@@ -138,12 +132,12 @@ def _query(project: str | None, mark: str) -> tuple[str, tuple[str, ...]]:
 def _from_server(url: str, project: str | None) -> Mapping[str, str]:
     if (store := _open.get((url, project))) is not None:
         return store.control()
-    parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | postgres_parameters(url)
+    parameters = {"connect_timeout": str(CONNECT_TIMEOUT_S)} | urls.postgres_parameters(url)
     with late_import():
         try:
             psycopg = import_module("psycopg")
         except ImportError as error:
-            raise ConfigError(missing_driver(url, error)) from None
+            raise ConfigError(urls.missing_driver(url, error)) from None
     try:
         with (
             in_database(),
@@ -154,4 +148,4 @@ def _from_server(url: str, project: str | None) -> Mapping[str, str]:
         return {}
     except psycopg.Error as error:
         words = " ".join(str(error).split())
-        raise StoreError(f"store {without_password(url)}: {words}; see that the server runs") from None
+        raise StoreError(f"store {urls.without_password(url)}: {words}; see that the server runs") from None

@@ -1,36 +1,17 @@
-"""Reads from the store in short transactions: trajectories and groups for the job and the command line, and evidence.
-
-Evidence is what a decision rests on: the calls and scores of a shadow or canary test, and users' feedback. The calls of
-a test are read without texts. If a policy failed and upstream answered in its place, the call counts for the policy
-that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and with no name
-if the champion failed. If the engine was full, the call counts for no policy: its `policy` is empty.
-"""
+"""Reads trajectories and groups from the store, for the job and the command line, in short read transactions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import Connection, func, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import load_calls, records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.trajectories import followed
-from art_patch.types import (
-    COPIES,
-    ENGINE_FULL,
-    JSON,
-    AppReport,
-    ArmCall,
-    ArmTraffic,
-    Correction,
-    Group,
-    Score,
-    SpanInfo,
-    Trajectory,
-    TrajectoryInfo,
-)
+from art_patch.types import COPIES, ENGINE_FULL, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
 
@@ -211,158 +192,3 @@ def _spent(connection: Connection) -> dict[str, Any]:
     names = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced")
     kinds = (int, int, int, float, int)  # PostgreSQL sums whole numbers to decimals
     return {name: kind(value) for name, kind, value in zip(names, kinds, row, strict=True)}
-
-
-LIMIT = 20_000  # newest calls of a test: reading them takes about a second
-
-_GROUPS = 1_000
-
-# Scores in groups of these states are no evidence. While a judge works on a group, its scores are stored before the
-# defences have checked them (`formed`); scores of a quarantined group are not trusted.
-_UNDEFENDED = ("formed", "quarantined")
-
-_C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
-
-
-class Evidence(Part):
-    """Queries for the calls and scores of a test, and for what users said about runs."""
-
-    def arm_traffic(
-        self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float, limit: int = LIMIT
-    ) -> ArmTraffic:
-        """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
-
-        Args:
-            state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
-                `canary` reads the app's own calls that either policy answered.
-            since: when the policy under test came into this state, seconds since the epoch.
-            limit: maximum number of calls, newest first: of both policies together in `canary`, of copies in `shadow`.
-        """
-        with self._database.read() as connection:
-            if state == "canary":
-                mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
-                query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine)
-                rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
-            else:
-                rows = _copies_and_copied(connection, challenger, since, limit)
-            # By their end: a call counts when its outcome is known.
-            calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
-            undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
-            runs = sorted({call.trajectory_id for call in calls})
-            found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
-            changes = _share_changes(connection, challenger, since) if state == "canary" else ()
-        scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
-        return ArmTraffic(tuple(calls), tuple(scores), changes)
-
-    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
-        """Return the corrections of each of these trajectories, oldest first, without those that have none."""
-        with self._database.read() as connection:
-            return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
-
-    def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return ids of trajectories corrected after `since`, newest correction first, without held-out groups."""
-        c = tables.corrections.c
-        query = (
-            select(c.trajectory_id)
-            .join(_T, _T.c.id == c.trajectory_id)
-            .outerjoin(_G, _G.c.id == _T.c.group_id)  # a corrected run may be in no group
-            .where(c.at > since, or_(_G.c.held_out.is_(None), _G.c.held_out.is_(False)))
-            .group_by(c.trajectory_id)
-            .order_by(func.max(c.at).desc(), c.trajectory_id)  # a run may be corrected more than once
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return tuple(connection.scalars(query))
-
-    def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
-        """Return ids of ungrouped trajectories that a user or the app scored after `since`, newest score first."""
-        s = _S.c
-        query = (
-            select(s.trajectory_id)
-            .join(_T, _T.c.id == s.trajectory_id)
-            .where(s.source.in_(("user", "code")), s.at > since, _T.c.group_id.is_(None))
-            .group_by(s.trajectory_id)
-            .order_by(func.max(s.at).desc(), s.trajectory_id)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return tuple(connection.scalars(query))
-
-    def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
-        """Return the newest groups with user scores of these names and the judge's, to compare both; without calls."""
-        t, s, g = _T.c, _S.c, _G.c
-        # The judge's score counts only in the group that the run is in now.
-        theirs = and_(s.source == "user", s.name.in_(names))
-        of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
-        spoken_of = select(t.group_id).join(_S, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
-        # Ids are uuid7, so the largest are the newest.
-        newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
-        scores = (
-            select(t.group_id, *tables.columns_of(_S, Score))
-            .join(_S, s.trajectory_id == t.id)
-            .where(or_(theirs, of_judge))
-            .order_by(t.id, s.at, s.id)
-        )
-        given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
-        with self._database.read() as connection:
-            groups = connection.execute(newest.limit(limit)).all()
-            for group_id, *values in rows_in(connection, scores, t.group_id, [group.id for group in groups]):
-                score = Score(*values)
-                given[group_id][score.trajectory_id].append(score)
-        return tuple(
-            Group(
-                group.id,
-                group.scenario_key,
-                group.how,
-                tuple(Trajectory(TrajectoryInfo(key, 0.0), (), tuple(its)) for key, its in given[group.id].items()),
-                held_out=bool(group.held_out),
-            )
-            for group in groups
-        )
-
-
-def _calls() -> Select[*tuple[Any, ...]]:
-    its = _H.c.call_id == _C.c.id
-    choices = select(func.count()).select_from(_H).where(its).correlate(_C).scalar_subquery()
-    return select(
-        _C.c.id, _C.c.trajectory_id, _C.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
-        _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of,
-        choices.label("choices"), exists().where(its, _H.c.finish_reason == "length").correlate(_C).label("cut"),
-    ).join(_T, _T.c.id == _C.c.trajectory_id)  # fmt: skip
-
-
-def _copies_and_copied(connection: Connection, challenger: str, since: float, limit: int) -> list[Row[Any]]:
-    copies = _calls().where(_C.c.started_at >= since, _C.c.policy == challenger, _T.c.origin == "shadow")
-    rows = connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)).all()
-    copied = sorted({row.shadow_of for row in rows if row.shadow_of is not None})
-    # The original may have started before the test did, so it is looked up by id and not by time.
-    return [*rows, *rows_in(connection, _calls(), _C.c.id, copied)]
-
-
-def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
-    reason: str | None = row.fallback if row.policy is None else None
-    fell_back = reason is not None
-    asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion
-    return ArmCall(
-        id=row.id,
-        trajectory_id=row.trajectory_id,
-        session=row.session_id or row.trajectory_id,
-        group_id=row.group_id,
-        at=row.started_at + row.duration_ms / 1000,
-        policy="" if (reason or "").endswith(ENGINE_FULL) else asked if fell_back else row.policy or "",
-        status=row.status,
-        fell_back=fell_back,
-        duration_ms=row.duration_ms,
-        ttft_ms=row.ttft_ms,
-        empty=bool(row.cut) or 0 < row.completion_tokens <= row.choices,
-        shadow_of=row.shadow_of,
-    )
-
-
-def _share_changes(connection: Connection, challenger: str, since: float) -> tuple[float, ...]:
-    table = tables.promotions
-    # A move from canary to canary changes the share.
-    changes = select(table.c.at).where(
-        table.c.policy == challenger, table.c.from_state == "canary", table.c.to_state == "canary", table.c.at > since
-    )
-    return tuple(connection.scalars(changes.order_by(table.c.at)))

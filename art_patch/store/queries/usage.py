@@ -5,8 +5,6 @@ started, a run to the period in which its last call ended. Missing values are ne
 score has the reward `None`, and calls without token counts are counted separately.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ class _Counted:
     failed: int = 0
     unmetered: int = 0
     # 8 bytes per call; a list of Python floats takes four times as much, and a period may have a million calls.
-    latencies_ms: array[float] = field(default_factory=lambda: array("d"))
+    latencies_ms: "array[float]" = field(default_factory=lambda: array("d"))
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 

@@ -6,8 +6,6 @@ block before it, as in an engine's prefix cache. A call's row has the id of its 
 that block.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -60,7 +58,7 @@ def parse(body: bytes | str) -> Any:
         return json.loads(body)
 
 
-def _little_endian(values: array[Any]) -> array[Any]:
+def _little_endian(values: "array[Any]") -> "array[Any]":
     """Turn the array's bytes from this machine's order into little-endian order, or back."""
     if sys.byteorder == "big":  # a store may be copied to another machine
         values.byteswap()
