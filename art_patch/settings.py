@@ -319,10 +319,7 @@ def _user_data() -> Path:
 def load_settings(**given: Any) -> Settings:
     """Return the settings from the arguments `given`, the environment variables and the defaults, in this precedence.
 
-    An argument that is `None` counts as not given.
-
-    Raises:
-        ConfigError: a value is invalid. The message names the argument or variable, and says what to write.
+    An argument that is `None` is not given. An invalid value raises a `ConfigError`, which says what to write.
     """
     settings, wrong = read_settings(**given)
     if wrong is not None:
@@ -333,12 +330,8 @@ def load_settings(**given: Any) -> Settings:
 def read_settings(**given: Any) -> tuple[Settings, str | None]:
     """Return the settings as `load_settings` does, but ignore environment variables with invalid values.
 
-    Returns:
-        The settings, where an ignored variable has its default, and an error message about the ignored variables
-        (`None` if all are valid).
-
-    Raises:
-        ConfigError: the value of an argument is invalid.
+    An ignored variable's setting has its default; the second value is an error message about them, `None` if all are
+    valid. The value of an argument that is invalid raises a `ConfigError`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     values = variables() | given

@@ -1,4 +1,1 @@
-"""Small helpers without knowledge of agents, policies or training, each imported by its own file's name.
-
-From the rest of the package a file here imports only `errors` and other files of this folder.
-"""
+"""Small helpers without knowledge of agents or training; they import only each other and `errors`."""

@@ -33,7 +33,6 @@ def replacing(
         target: path of the file to write; its directory must exist.
         draft: path of the unfinished file, in the directory of `target`; one that a killed process left is replaced.
             Without this argument each writer uses its own name, so several processes may write the same `target`.
-        mode: permissions of the new file, from which the umask is subtracted.
         replace: false keeps an existing `target` and deletes the new file.
     """
     if draft is None:
@@ -68,10 +67,7 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 
 @contextmanager
 def placing(target: Path, *, mode: int = 0o700) -> Generator[Path]:
-    """Yields a new directory, which is renamed to `target` when the block ends; if the block raises, it is deleted.
-
-    Directories get the mode `mode`, and files the same without the right to execute them.
-    """
+    """Yields a new directory of this mode, renamed to `target` when the block ends; deleted if the block raises."""
     import shutil  # costs milliseconds, for which an app that only reads key files need not wait
 
     empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())

@@ -34,14 +34,8 @@ _Hook = Callable[[], Awaitable[None]] | None
 def bind(host: str, port: int, *, key: str | None, what: str) -> socket.socket:
     """Bind a socket to an address without listening; until `listen`, connections are refused instead of waiting.
 
-    Args:
-        port: 0 takes a free one.
-        key: API key that callers must send; required unless the address is loopback.
-        what: noun for the error message: the server that would be open to the network without a key.
-
-    Raises:
-        ConfigError: the address is not loopback and there is no key, or it is not an address of this machine.
-        PortInUse: another process listens on the port.
+    Raises `PortInUse` if another process listens there, and `ConfigError` if the address is not of this machine, or is
+    beyond loopback without a `key`. `what` names the server in that message.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -118,13 +112,10 @@ def serve(
     """Serve an ASGI application until SIGTERM, SIGINT or `stop`; then finish running requests and return.
 
     Args:
-        sock: a bound socket, which may or may not be listening.
         drain_s: seconds within which running requests may finish after the server was told to stop; at least 1.
-        on_ready: called as soon as the server answers requests.
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
         before: runs on the event loop before the first request; `serve` raises its errors.
         after: runs on the event loop after the last request, and also if `before` failed.
-        log_level: level of uvicorn's own log; `None` leaves the level unchanged.
 
     Raises:
         KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.

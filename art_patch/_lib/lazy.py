@@ -2,10 +2,8 @@
 
 So `art_patch.patch()` does not load SQLAlchemy, and `art-patch --help` does not load torch. Standard library only.
 
-Garbage collection pauses meanwhile. Python's collector visits every object after enough new ones were created.
-`patch()` creates a few thousand objects, and the `import openai` before it a hundred thousand or more; to visit those
-takes longer than `patch()` itself. With the pause, the collector runs later, when the app creates objects, as it would
-without art_patch.
+Garbage collection pauses meanwhile. Python's collector visits every object after enough new ones were created. With the
+pause, the collector runs later, when the app creates objects, as it would without art_patch.
 """
 
 import gc

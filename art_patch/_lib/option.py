@@ -5,10 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Makes a dataclass field an option: `seed: Annotated[int, Option("Seed of a new LoRA.", least=0)] = 0`.
-
-    The option takes its type, its default and, unless `name` is given, its name from the field.
-    """
+    """Makes a dataclass field, with its name, type and default, an option: `seed: Annotated[int, Option(...)] = 0`."""
 
     # A field of `Settings` leaves it empty; the first sentence of the docstring below the field is then used.
     help: str = ""

@@ -1,8 +1,8 @@
 """Identifies processes, tells whether another one is still alive, and starts child processes that end with this one.
 
 Identity: a process is identified by the boot of its machine, its PID namespace, its process id and its start time. The
-id alone is not enough: it is reused after a reboot or by a later process, and another container counts its own ids. No
-clocks are compared. Nothing is known of processes on another machine or in another container, or without /proc.
+id alone is not enough: it is reused after a reboot or by a later process, and another container counts its own ids.
+Nothing is known of processes on another machine or in another container, or without /proc.
 
 Children: a `Child` leads its own session and process group, and its standard input is a pipe whose write end only this
 process holds. When this process ends, for whatever reason, the child reads the end of its input and can end itself.
@@ -109,10 +109,7 @@ def _boot(proc: Path) -> str | None:
 
 
 def carriers_of(prefix: str) -> list[tuple[int, str]]:
-    """Return (process id, text after the prefix) of all processes with a `NAME=VALUE` that begins with `prefix`.
-
-    Children inherit the variable, so it marks a process and all that it starts. The list is empty without /proc.
-    """
+    """Return (process id, text after it) of all processes with a variable that begins with `prefix`."""
     found, start = list[tuple[int, str]](), prefix.encode()
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # the process has ended, or belongs to another user
@@ -128,10 +125,7 @@ def peak_memory_mib(pid: int) -> float:
 
 
 class Child(subprocess.Popen[str]):
-    """A child process in its own session, which exchanges lines of UTF-8 text with this process.
-
-    Ctrl-C in the terminal does not reach it, so this process can end it cleanly. Its group also holds its children.
-    """
+    """A child in its own session, which Ctrl-C does not reach; both exchange lines of UTF-8 text."""
 
     def __init__(
         self,

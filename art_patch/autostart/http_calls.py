@@ -1,8 +1,4 @@
-"""Tells at the exit of a program which calls to a model it sent by an HTTP library, if it made none that are recorded.
-
-`sitecustomize` loads this module under `art-patch run`, when the program has imported such a library. The wrappers only
-look at the address. Standard library only.
-"""
+"""Tells at the exit of a program under `art-patch run` which model calls an HTTP library sent, if none was recorded."""
 
 import re
 import sys

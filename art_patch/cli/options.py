@@ -1,7 +1,4 @@
-"""The options that several commands share: the project and its store, the filter of trajectories, the judge.
-
-Each dataclass is a set of options (`typed_options` makes them), and its methods return what the options ask for.
-"""
+"""The options that several commands share, as dataclasses whose methods return what the options ask for."""
 
 from __future__ import annotations
 
@@ -99,10 +96,7 @@ class ActingProject(Project):
 
 
 def open_existing(chosen: Settings) -> store.Store:
-    """Open the project's store. A missing store raises an error and is not created: its name may be mistyped.
-
-    What processes of the project have left in the spool is written to it first.
-    """
+    """Open a project's store after writing its spool to it. A missing store is an error: its name may be mistyped."""
     if spool_directory(chosen).is_dir():
         _take_over(chosen)
     require_project(chosen)

@@ -121,10 +121,7 @@ class Run:
         return Step(self, (name, self._id_of(parent), kind), _json_values(input=input, **known))
 
     def inside(self, step: Step | None = None) -> "Inside":
-        """Return a context manager that makes the SDK's calls inside its block belong to the run, and to `step`.
-
-        Callbacks that cannot use a `with` block call its methods `enter()` and `leave()`.
-        """
+        """Return a context manager, also with `enter()` and `leave()`, whose calls belong to the run, or to `step`."""
         now = ambient.Ambient()
         now.open, now.group_key, now.span_id = self._open, self._group_key, self._id_of(step)
         return Inside(now)
@@ -145,10 +142,7 @@ class Run:
             self.keep(Score(new_id(), self.id, name, float(value), "code", time.time(), comment=short))
 
     def know(self, *, session_id: str | None = None, user_id: str | None = None) -> None:
-        """Add ids that the framework reports after the run has begun. They are stored when the run ends.
-
-        An id that is set already is kept. In a run that is part of the app's own trajectory, the new ids are ignored.
-        """
+        """Add ids that the framework reports later; ids that are set stay, as do those of the app's own trajectory."""
         if self._own:
             self._open.info = _named(self._open.info, session_id=session_id, user_id=user_id)
 
@@ -229,9 +223,8 @@ class OwnCall:
 def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None:
     """Begin the record of a call that a library is about to send without the OpenAI SDK.
 
-    An integration calls this in the task or thread that sends the call, before the call is sent. `body` is the request
-    as OpenAI's JSON. The result is `None` if the running code sends no such call, or if the call is not to be recorded
-    (mode `off`, `suppress()`, the app's `match`).
+    `body` is the request as OpenAI's JSON. The result is `None` if the running code sends no such call, or if the call
+    is not to be recorded (mode `off`, `suppress()`, the app's `match`).
     """
     passage = ambient.passage_around()
     # Outside of a passage the patch sees the call itself, and it would be recorded twice.

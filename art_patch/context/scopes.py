@@ -160,10 +160,7 @@ def span(name: str) -> Scope[str]:
 def group(key: str) -> Scope[None]:
     """Make the trajectories that start inside siblings: runs of one task that are compared with each other.
 
-    Blocks with the same `key` are one group.
-
-    Raises:
-        ConfigError: if `key` is empty.
+    Blocks with the same `key` are one group; an empty key raises a `ConfigError`.
     """
     if not key:
         raise ConfigError("group(key) must not be empty; give the task's own key, such as its ticket number")

@@ -54,11 +54,7 @@ def score(
 
 
 def reward(value: float, *, comment: str | None = None) -> None:
-    """Score the current run under the name `reward`: short for `score("reward", value)`.
-
-    Raises:
-        ConfigError: if the value is not finite, or there is no trajectory to score.
-    """
+    """Score the current run under the name `reward`: short for `score("reward", value)`, with the same errors."""
     score("reward", value, comment=comment)
 
 

@@ -30,8 +30,8 @@ def run_training(
 ) -> None:
     """Run a `train.py`: read its options, train, and print the metric before and after the training.
 
-    `train` takes the parsed options and returns `before`, `after` and `wall_s`. `doc` is the text of `--help`, `steps`
-    the default of `--steps`, and `options` adds the example's own options.
+    `train` takes the parsed options and returns `before`, `after` and `wall_s`; `options` adds the example's own
+    options.
     """
     parser = _parser(doc, options)
     parser.add_argument("--steps", type=int, default=steps, help="updates (%(default)s)")

@@ -109,11 +109,9 @@ def run_demo(
 
     Args:
         settings: settings of a project that only the demo uses; if they name a judge, it is used in place of the rule.
-        seed: seed of the base model, the tasks and the update.
         control: true shuffles the judge's scores and lets every candidate pass the gate. If success does not rise then,
             the normal run learns from its rewards.
         single_shot: true asks every question only once, so that all siblings are re-samples made by the job.
-        program: the agent program to run; `None` runs `examples/shop_agent`.
     """
     program = program or Program(agent_source())
     started = time.monotonic()

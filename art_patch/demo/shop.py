@@ -110,10 +110,7 @@ def run_tool(task: Task, name: str, arguments: str | Mapping[str, Any]) -> str:
 
 
 def is_success(task: Task, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a transcript is exactly the question, one right lookup, the shop's result and the right number.
-
-    System messages are ignored. A second call or a number with spaces is a failure.
-    """
+    """Whether a transcript is exactly the question, one right lookup, the shop's result and the right number."""
     asked = [message for message in messages if message.get("role") != "system"]
     if [message.get("role") for message in asked] != ["user", "assistant", "tool", "assistant"]:
         return False

@@ -45,8 +45,8 @@ def build_model(
 ) -> Path:
     """Makes the base model in `directory`, unless it is there already, and returns `directory`.
 
-    Each framework writes the same `tools` a little differently, and a model this small understands only prompts like
-    those of its training. Raises a `ConfigError` if `directory` holds files of another model or other files.
+    `tools` are written as the agent's framework writes them: a model this small understands only prompts like those of
+    its training. Raises a `ConfigError` if `directory` holds anything else.
     """
     warm_up = warm_up or WarmUp()
 

@@ -120,11 +120,9 @@ def tiny_base(
     The progress of the training is printed to stderr.
 
     Args:
-        name: name of the task; it becomes part of the directory's name.
         demonstration: draws one conversation in which the task is done as well, or as badly, as the model is meant to
             do it.
         words: strings that the tokenizer makes one token each, wherever they occur.
-        tools: tools in the agent's requests; the chat template writes them into the prompt.
         shape: size of the model and of its training; the default suits a task of a few turns.
     """
     from platformdirs import user_cache_path
@@ -164,9 +162,8 @@ def make_model(
 ) -> Path:
     """Trains a model and writes it to `directory`, unless it is there already; returns `directory`.
 
-    `recipe` identifies the model: it is stored in the directory and compared on the next call. `rows` takes the
-    tokenizer and returns a function that draws the tokens of one demonstration. Raises a `ConfigError` if `directory`
-    holds files of another model or other files.
+    `recipe` is stored there and compared on the next call: a `ConfigError` if it differs. `rows` takes the tokenizer
+    and returns a function that draws the tokens of one demonstration.
     """
     if directory.exists():
         if not _is_complete(directory, recipe):
@@ -315,10 +312,7 @@ def make_tokenizer(
 def conversation_tokenizer(
     conversations: Sequence[Sequence[dict[str, Any]]], *, words: Sequence[str], tools: Sequence[dict[str, Any]]
 ) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer that needs few tokens for conversations (lists of OpenAI messages), all with the same tools.
-
-    Each line of the prompt that describes the tools becomes one token, because these lines never change.
-    """
+    """Returns a tokenizer with few tokens for conversations with the same tools: a line about these is one token."""
     about_tools: list[str] = []
     if tools:
         system = rendered([{"role": "user", "content": ""}], tools).split(END_OF_TURN, 1)[0]

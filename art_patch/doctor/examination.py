@@ -31,8 +31,7 @@ def examine(
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Run all checks; return their findings, and the value and the source of each setting.
 
-    `arguments` are the names of the settings that were given on the command line; `wrong` is the error message about
-    invalid environment variables, which `settings` ignores.
+    `arguments` are the settings given on the command line; `wrong` tells which variables `settings` ignores as invalid.
     """
     found = environment.sources(settings, arguments, variables)
     store, last_call_at = _store(settings.store_url, settings.project)

@@ -83,21 +83,10 @@ def run_feedback(
     drain_s: float = 5.0,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run the feedback server until SIGTERM, SIGINT or `stop`.
+    """Run the feedback server until SIGTERM, SIGINT or `stop`; raises as `bind` and `serve` of `http_server` do.
 
-    Args:
-        host: address to listen on. It may be reachable from outside, because every request must bring a signed link.
-        port: the port to listen on; 0 chooses a free port.
-        advertise: the public address of the server, if people reach it by another name or through a TLS proxy.
-        on_ready: called with the server's address once it answers requests.
-        drain_s: seconds that running requests have to finish when the server stops.
-        stop: ends a server in a thread, which signals do not reach.
-
-    Raises:
-        ConfigError: `advertise` is no address, or the key cannot be read.
-        PortInUse: another process listens on that port.
-        StoreError: the store cannot be opened.
-        KeyboardInterrupt: the server was stopped by SIGINT.
+    `host` may be reachable from outside, because every request must bring a signed link. `advertise` is the public
+    address of the server, if people reach it by another name or through a TLS proxy.
     """
     if advertise is not None and not advertise.startswith(("http://", "https://")):
         raise ConfigError(f"--advertise {advertise} is not an address; write it like https://feedback.example.com")
@@ -126,10 +115,7 @@ def run_feedback(
 def build_app(
     store: Store, *, secret: bytes, project: str, redact: Redact = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Return the feedback server's ASGI application, for links that `secret` and `project` sign.
-
-    `redact` removes personal data from comments before they are stored, and `clock` returns seconds since the epoch.
-    """
+    """Return the feedback server's application for links that `secret` and `project` sign; `redact` cleans comments."""
     desk = _Desk(store, secret, project, None if redact is None else Redactor(redact), clock)
     asked, answered = Route(PATH, desk.ask, methods=["GET"]), Route(PATH, desk.take, methods=["POST"])
     app = Starlette(

@@ -101,10 +101,7 @@ def signature_of(link: Link, secret: bytes, project: str) -> str:
 
 
 def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, now: float) -> tuple[Link, str]:
-    """Return the permission in a link, given as query parameters, and its signature.
-
-    Raises `Forged` if the signature is wrong or a parameter is missing or given twice, `Expired` if the time is over.
-    """
+    """Return the permission in a link, given as query parameters; raises `Forged` or `Expired`."""
     pairs = list(query)
     given = dict(pairs)
     if len(given) < len(pairs):  # which of two values was signed is not known
@@ -126,10 +123,7 @@ def read_link(query: Iterable[tuple[str, str]], secret: bytes, project: str, *, 
 
 
 def address_of(settings: Settings, base_url: str | None = None) -> str:
-    """Return the feedback server's address without a final slash: `base_url`, else the setting, else the address file.
-
-    Raises a `ConfigError` if no address is known, or it does not begin with http:// or https://.
-    """
+    """Return the server's address, without a final slash: `base_url`, the setting or the file; else `ConfigError`."""
     address = base_url or settings.feedback_base_url
     if address is None:
         with suppress(OSError):
@@ -150,10 +144,7 @@ def say_address(settings: Settings, address: str) -> None:
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the key that signs links: the setting `feedback_secret`, else that of the key file, made if missing.
-
-    Raises a `ConfigError` if the file cannot be made or read, or other users of the machine may read it.
-    """
+    """Return the key that signs links: the setting, else the key file, made if missing; `ConfigError` if unsafe."""
     if settings.feedback_secret is not None:
         return settings.feedback_secret.encode()
     return made_key(settings.directory / _KEY_FILE).encode()

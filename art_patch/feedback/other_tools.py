@@ -1,8 +1,8 @@
 """Imports feedback that people gave in Langfuse or LangSmith, from files or APIs, into the store as scores.
 
 A row of Langfuse has the columns `name`, `value` and `dataType`; a row of LangSmith has `key`, `score` and `run_id`.
-Case and underscores in column names are ignored: `traceId`, `trace_id` and `TraceID` are the same. If one row is
-malformed, the error names its number, and no row is imported. Only the two API classes use a network.
+Case and underscores in column names are ignored. If one row is malformed, the error names its number, and no row is
+imported.
 """
 
 import csv
@@ -207,10 +207,7 @@ class LangSmithFeedback:
 def write_feedback(
     store: Store, rows: Sequence[Feedback], rename: str | None, *, source: str, who: str
 ) -> Counter[str]:
-    """Write the rows that the store lacks as scores; return the number of rows by outcome, such as `written`.
-
-    `rename` is one name for all scores; `source` (a file or service) and `who` (who imports) are for the audit log.
-    """
+    """Write the rows that the store lacks as scores, named `rename` if given; return the number of rows by outcome."""
     metrics = Counter[str](read=len(rows))
     runs = _runs_of(store, rows)
     for start in range(0, len(rows), _WRITE_PAGE):

@@ -1,8 +1,7 @@
 """Writes trajectories to files that other tools read, and reads such files.
 
-`rows` extracts the conversation of a trajectory, and makes rows of training files from it. `complete`
-converts a trajectory to JSON and back without loss. `foreign` reads rows of other tools. `files` writes rows to disk
-and reads them; all other modules are pure.
+`rows` makes rows of training files, `complete` keeps a trajectory as JSON without loss, `foreign` reads rows of other
+tools. `files` writes rows to disk and reads them; all other modules are pure.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

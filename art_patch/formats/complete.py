@@ -94,11 +94,7 @@ def indexed(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(line: Mapping[str, Any]) -> Bundle:
-    """Return the bundle of one line. Calls without exact token ids are marked untrainable, even if the line does not.
-
-    Raises:
-        MalformedFile: the format is another than this release reads, or a field is unknown, missing or wrong.
-    """
+    """Return the bundle of one line, or raise `MalformedFile`. Calls without exact token ids are marked untrainable."""
     # First of all: the rules of this version do not apply to fields of a later one.
     if (said := line.get("format")) != FORMAT:
         raise MalformedFile(f"format is {said!r}, this release reads {FORMAT}; upgrade art-patch")

@@ -63,9 +63,6 @@ def writing(
     Args:
         columns: the columns of a Parquet file. JSON lines have all keys of each row.
         parquet: whether to write Parquet. If false, JSON lines are written, whatever the name of the file.
-
-    Raises:
-        ConfigError: the file exists and `force` is false, or the file cannot be made.
     """
     make = _parquet_writer(columns or {}) if parquet else _lines_writer
     if path == STREAM:
@@ -90,9 +87,7 @@ def writing(
 def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
     """Give the block a function that yields all rows, each with its place (`line 3`). It can be called repeatedly.
 
-    Raises:
-        ConfigError: the file does not exist.
-        MalformedFile: raised by the function if a row is malformed; the message names the row's place.
+    A missing file raises `ConfigError`; the function raises `MalformedFile` with the place of a malformed row.
     """
     with _opened(path) as file:
         magic = file.read(len(_MAGIC))

@@ -36,12 +36,8 @@ _NO_METADATA = {
 def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) -> list[Bundle]:
     """Return the trajectories of one row: two for a preference row, one for any other.
 
-    Args:
-        expected: the format that the user named; `auto` accepts every format.
-        at: time of the import in seconds since the epoch, for trajectories without a time of their own.
-
-    Raises:
-        MalformedFile: the row is malformed. The message has no line number; the caller adds it.
+    `expected` is the format that the user named, or `auto`; `at` the time of the import, for trajectories without their
+    own. A malformed row raises a `MalformedFile`, to which the caller adds the line number.
     """
     kind = kind_of(row)
     if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):

@@ -105,10 +105,7 @@ def is_refusal(message: JSON) -> bool:
 
 
 def repetition(choice: Choice) -> float:
-    """Return the share of trigrams that occurred earlier in the answer: 1 - distinct-3 (Li et al., arXiv:1510.03055).
-
-    The trigrams consist of tokens, or of characters if the token ids are unknown.
-    """
+    """Return the share of trigrams (tokens or characters) that occurred before: 1 - distinct-3 (arXiv:1510.03055)."""
     units: Sequence[Any] = choice.token_ids or str(choice.message.get("content") or "")
     runs = list(zip(units, units[1:], units[2:], strict=False))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0

@@ -167,10 +167,7 @@ BlindComparison = tuple[Turn, Group, frozenset[str]]
 def blind_answers(
     turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str]
 ) -> tuple[Group, frozenset[str]]:
-    """Return both policies' answers to a turn as one group for the judge, and the ids of the candidate's answers in it.
-
-    Nothing in the group names a policy, and the judge shuffles the answers by the group's random id.
-    """
+    """Return both policies' answers as one group that names no policy, and the ids of the candidate's answers in it."""
 
     def run(choice: Choice) -> Trajectory:
         key = new_id()

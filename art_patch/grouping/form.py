@@ -194,10 +194,7 @@ def _split(siblings: list[Trajectory], max_size: int) -> list[list[Trajectory]]:
 def sibling_spans(
     trajectory: Trajectory, *, new_id: Callable[[], str], is_useful: Callable[[Trajectory], bool]
 ) -> Iterator[tuple[str, list[Trajectory]]]:
-    """Yield (span name and hash of the beginning, attempts as trajectories) for each set of sibling spans in a run.
-
-    No call is in two sets, and an attempt that is not `is_useful` is in none.
-    """
+    """Yield (span name and hash of the beginning, useful attempts) for each set of sibling spans; no call is in two."""
     inside = _calls_inside(trajectory)
     alike: dict[tuple[str | None, str, str], list[SpanInfo]] = defaultdict(list)
     for span in trajectory.spans:

@@ -130,10 +130,7 @@ def choose_turns(
 def turn_group(
     turn: ResampleTurn, alternatives: Sequence[Call], *, new_id: Callable[[], str], at: float
 ) -> Group | None:
-    """Return the group of a turn's recorded answer and its new answers; `None` if all answers are the same.
-
-    `alternatives` has a call for each new answer. The new trajectories start at `at`, in seconds since the epoch.
-    """
+    """Return the group of a turn's recorded answer and its new answers, from time `at`; `None` if all are the same."""
     answer = turn.answer
     given = [] if answer is None else [replace(turn.call, choices=(answer,), status="ok")]
     siblings = tuple(_sibling(turn, call, new_id, at) for call in (*given, *alternatives))

@@ -49,10 +49,9 @@ def given_scenario(trajectory: Trajectory) -> tuple[str, str] | None:
 
 
 def task_of(first: Call, *, across: bool = False, seen: dict[str, tuple[str, tuple[Word, ...]]] | None = None) -> Task:
-    """Return the task of a run, given the run's first call.
+    """Return the task of a run, given the run's first call; with `across` only the first user message counts.
 
-    `across` ignores system prompt and tools, so that only the first user message counts. `seen` is a cache of masked
-    text -> its spelling and words, which many runs share; the function adds to it.
+    `seen` is a cache of masked text -> its spelling and words, which many runs share; the function adds to it.
     """
     before: list[Any] = []
     text, attached = "", ()

@@ -147,10 +147,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The calls that the champion, all other policies together, or upstream answered: one column of the report.
-
-    A share is `None` without calls, a duration is `None` without answers.
-    """
+    """A column of the report: calls of one side. A share or duration is `None` where there is nothing to measure."""
 
     name: str  # of the champion, or `other policies`, or `upstream`
     calls: int
@@ -179,10 +176,7 @@ class Report:
 
 
 def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
-    """Return the advice whether to switch, from the calls and runs of the period that `usage` covers.
-
-    The champion counts as good as upstream if its mean score is at most `margin` lower.
-    """
+    """Return the advice whether to switch; a mean score at most `margin` lower than upstream's counts as good."""
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
     comparisons = (compare_rewards(usage.runs, usage.champion), compare_judged(usage.runs, usage.champion))

@@ -147,24 +147,8 @@ def patch(
         mode: `off`, `record`, `shadow`, `canary` or `route`. `art-patch mode` may overrule it while the app runs.
         match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.
-        canary_percent: percentage of sessions that the champion answers in mode `canary`.
-        shadow_rate: share of calls, 0 to 1, that are also sent in the background to the champion in mode `shadow`, or
-            to a policy in state `shadow`.
-        shadow_per_minute: greatest number of background calls in a minute.
-        base_url: address of the engine. Without it, the address that the engine wrote to the store is used.
-        timeout_s: seconds that a caller waits for the champion's whole answer, or for the next chunk of its stream.
-        first_token_timeout_s: seconds that a caller waits for the first chunk of the champion's stream.
-        connect_timeout_s: seconds that connecting to the engine may take.
-        stateless_responses: whether Responses calls that leave `store` unset may be routed too.
         redact: `secrets` removes keys, tokens and passwords from texts before they are stored; a function from text to
             text removes what it chooses.
-        otel: `off` emits no OpenTelemetry spans.
-        carry_threads: whether a new thread belongs to the trajectory of the thread that starts it.
-        integrations: `off`, or the import names of frameworks. Without it, every installed integration is used.
-        queue_mib: MiB of calls that may wait in memory. Calls beyond that are dropped.
-        spool_mib: MiB of calls that may wait in files beside the store. 0: calls wait in memory alone.
-        flush_interval_s: seconds that the recorder collects calls before it writes them.
-        poll_interval_s: seconds between two reads of the route (champion, engine, mode) from the store.
 
     Raises:
         ConfigError: if an argument has an impossible value, or the process belongs to another project, home or store.
@@ -212,10 +196,7 @@ def wrap(client: T, **settings: Any) -> T:
 
 
 def patch_around(**settings: Any) -> None:
-    """Patch on behalf of a launcher (`art-patch run`, a replay), for an app that may patch itself later.
-
-    The app's own project, home and store replace those of the launcher, once.
-    """
+    """Patch for a launcher; an app that patches itself later replaces project, home and store once."""
     _apply(settings, everything=True, lent=True)
 
 
@@ -339,10 +320,7 @@ def _put_on(module: Any) -> None:
 
 
 def unpatch() -> None:
-    """Restore the SDK's own functions, and write the queued records to the store.
-
-    It takes at most two seconds. If the SDK is not patched, it does nothing.
-    """
+    """Restore the SDK's own functions, if it is patched, and write queued records for at most two seconds."""
     deadline = time.monotonic() + STOP_DEADLINE_S
     with _process.lock:
         stopped = _process.in_force() if _process.active is not None else []
@@ -376,10 +354,7 @@ def status() -> Status:
 
 
 def flush(timeout_s: float = 5.0) -> bool:
-    """Write all queued records; return false if that took longer than `timeout_s`.
-
-    It blocks its thread, so do not call it from a coroutine.
-    """
+    """Write all queued records, blocking the thread; return false if that took longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     flushed = [each.recorder.flush(max(0.0, deadline - time.monotonic())) for each in _process.in_force()]
     return all(flushed)

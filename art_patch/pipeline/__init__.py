@@ -1,7 +1,6 @@
-"""The steps of a cycle: each reads records from the store, calls a pure folder, and writes the result to the store.
+"""The steps of a cycle, which `cycle.py` calls in order. Each reads from the store, calls a pure folder, and writes.
 
-`cycle.py` calls the steps in order. Only this folder uses both the store and the pure folders (grouping, rewards,
-training, gate, promotion).
+Only this folder uses both the store and the pure folders (grouping, rewards, training, gate, promotion).
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

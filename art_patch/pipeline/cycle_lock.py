@@ -83,8 +83,7 @@ def exclusive_cycle(
 ) -> Generator[CycleLease]:
     """Hold the project's lock file and the store's lease while the block runs; `Busy` if another process holds one.
 
-    `who` goes into the audit log if the lease is taken over from a dead process. `clock` returns seconds since the
-    epoch; these times are only shown to people.
+    `who` goes into the audit log if the lease is taken over from a dead process; `clock` gives times for people only.
     """
     # The file lock first: it costs nothing, and excludes a second process of this project without a write to the store.
     with project_lock(directory), owning() as me:

@@ -28,9 +28,8 @@ _ORDERS: tuple[rewards.Order, ...] = ("shuffled", "reversed")
 def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     """Let both policies answer and the judge rank the answers, and return the verdict; no policy's state is changed.
 
-    Raises:
-        EngineError: the engine failed, or rendered a prompt that differs from the recorded one.
-        JudgeError: the judge scored nothing in one of its orders.
+    Raises `EngineError`, also if a prompt is rendered otherwise than recorded, and `JudgeError` if an order has no
+    score.
     """
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
     config, checks, seed = run.config.gate, run.config.checks, candidate.step

@@ -37,10 +37,7 @@ _OUTCOMES: dict[PolicyState, Outcome] = {
 
 
 def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleReport | None:
-    """Load the candidate into the engine. Return a report if the engine refuses it for good, else `None`.
-
-    Raises `EngineError` if the engine cannot load the candidate now; the next cycle tries again.
-    """
+    """Load the candidate; return a report if it is refused for good, raise `EngineError` if it cannot be loaded now."""
     try:
         promotion.ensure_loaded(run.engine, candidate.name)
     except AdapterRejected as error:

@@ -144,11 +144,7 @@ class _Replays:
 
 @dataclass(frozen=True, slots=True)
 class Reruns:
-    """The result of `rerun`: which held-out scenarios both policies repeated, and which not.
-
-    `lost` has one recorded turn for each scenario of which some repetition was begun, but not all were completed; such
-    a scenario has no score.
-    """
+    """What both policies repeated; `lost` has a recorded turn of each scenario whose repetitions were not completed."""
 
     repeated: tuple[gate.Repeated, ...] = ()  # of these, both policies completed all repetitions
     lost: tuple[gate.Turn, ...] = ()

@@ -1,7 +1,4 @@
-"""The steps `group` and `score`: form groups of siblings from finished trajectories, and give each sibling a reward.
-
-The reward comes from the user's checks or from the judge, which ranks the siblings of a group.
-"""
+"""The steps `group` and `score`: form groups of finished trajectories; rewards come from checks and from the judge."""
 
 import secrets
 from collections import Counter
@@ -89,10 +86,7 @@ def score(run: Run) -> None:
 
 
 def to_judge(run: Run) -> list[Group]:
-    """Return the groups that a cycle would send to the judge now, without asking the judge or writing anything.
-
-    These are the store's unscored groups, and those that the cycle would form of trajectories without a group.
-    """
+    """Return the groups, stored and yet to be formed, that a cycle would send to the judge now; changes nothing."""
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)
     would_be = form(pending, run.config, lambda: f"new-{next(numbers)}")

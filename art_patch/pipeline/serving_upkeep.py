@@ -32,22 +32,14 @@ class ServingUpkeep:
     def __init__(
         self, ledger: Ledger, engine: serving.EngineClient, address: str, take: Callable[[Route], bool]
     ) -> None:
-        """Keep what belongs to this server: a client of it, and the address at which apps reach it.
-
-        `take` points the route to this server if the route is still the given one, and returns whether it did.
-        """
+        """Keep this server's client and address; `take` points an unchanged route to it and returns whether it did."""
         self._ledger, self._engine, self._address, self._take = ledger, engine, address, take
         self._retry_at: dict[str, float] = {}
         self._missed: tuple[str | None, float | None, int] = (None, None, 0)
         self._taken_from: str | None = None
 
     def look(self) -> None:
-        """Check once whether the server has all policies that must serve and a live server has the route; repair both.
-
-        Raises:
-            EngineError: this server does not answer.
-            StoreError: the store cannot be read.
-        """
+        """Load what must serve and take a dead server's route, once; `EngineError` if this server is down."""
         if self._engine.health():
             self._load_missing()
             self._take_route()

@@ -1,8 +1,7 @@
-"""Runs single steps of a cycle: compares two policies, or trains on groups that a caller chose.
+"""Runs single steps of a cycle, under the cycle's lock: compares two policies, or trains on groups of a caller.
 
 `evaluate` is the function behind `art-patch evaluate`. `run_explicit_update` trains from a script: the caller gives the
-rewards, so no judge is used, and the new policy is promoted without a gate. `art-patch rollback` makes the earlier
-champion serve again. Both functions take the same lock as a cycle, so neither runs beside one.
+rewards, so no judge is used, and the new policy is promoted without a gate.
 """
 
 import time
@@ -42,13 +41,6 @@ def evaluate(
     `Verdict.promote` says whether `policy` is better. In its metrics, `candidate` is `policy` and `champion` the other.
 
     Only the parts `gate`, `checks`, `combination` and `replay` of `config` are used.
-
-    Raises:
-        Busy: a cycle or an update is running on this store.
-        ConfigError: `policy` and `against` are the same.
-        StoreError: there is no such policy, or no champion.
-        EngineError: the engine failed, or cannot serve one of the two policies.
-        JudgeError: the judge scored nothing in one of its orders.
     """
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ours, theirs = _policies(held.store, policy, against)
@@ -109,14 +101,7 @@ def run_explicit_update(
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
     `evaluation` has ids of groups that are never trained on; every `config.eval_steps` steps they measure the update.
-
-    Raises:
-        ConfigError: `evaluation` is given without `eval_steps`, or `eval_steps` without `evaluation`.
-        Busy: a cycle or another update is running on this store.
-        TrainingError: the update failed; nothing was published.
-        EngineError: the engine cannot serve the new policy; the champion stays. If the engine refuses the policy for
-            good, it is rejected.
-        StoreError: no policy serves yet.
+    Raises as `TrainableModel.train` does. If the engine refuses the new policy for good, it is rejected.
     """
     training.require_evaluation(config, evaluation)
     with exclusive_cycle(store, adapters.parent, who=who) as held:

@@ -168,10 +168,7 @@ class BaseText:
 
 
 def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
-    """Return the base's tokenizer and chat template, compared with recorded runs; if they are missing, say why.
-
-    Missing ones are no error: training on groups uses recorded token ids only.
-    """
+    """Return the base's tokenizer and chat template, or why they are missing: groups are trained by token ids alone."""
     from transformers import AutoConfig, AutoTokenizer  # seconds of import; the update needs transformers anyhow
 
     family = training.family_of(AutoConfig.from_pretrained(base).model_type)

@@ -31,11 +31,9 @@ _Rows: TypeAlias = "tuple[tuple[training.Row, ...], training.RowsReport]"
 
 
 def check_can_train(run: Cycle, champion: Policy) -> None:
-    """Raise an error if training would fail later in this cycle, before the judge costs money.
+    """Raise a `ConfigError` or `ModelNotFound` if training would fail later on, before the judge costs money.
 
-    Raises:
-        ConfigError: a package, a GPU or the chat template is missing, or the engine cannot serve this base's LoRA.
-        ModelNotFound: the base model cannot be found.
+    A package, a GPU or the chat template may be missing, or the engine may be unable to serve this base's LoRA.
     """
     config = run.config.train
     training.require_packages()
@@ -49,10 +47,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
 
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
-    """Train a candidate on the scored groups of the store; or return `None` and the reason why none was trained.
-
-    Raises `TrainingError` if the update failed; nothing was published then.
-    """
+    """Train a candidate on scored groups, or return `None` and why not; `TrainingError` if it failed, unpublished."""
     if (job := _unfinished_job(run, champion)) is not None:
         run.metrics["train"] = {**job.metrics, "resumed": True}
         return _run_job(run, champion, job), ""

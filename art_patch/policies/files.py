@@ -45,10 +45,7 @@ def check_name(name: object) -> str:
 
 @contextmanager
 def unpublished(target: Path) -> Generator[Path]:
-    """Yields a new temporary directory beside `target`, into which the caller writes an adapter's files.
-
-    Unless `publish_adapter` renamed it to `target`, it is deleted at the end, or by `remove_unpublished` after a kill.
-    """
+    """Yields a directory beside `target` for an adapter's files, deleted later unless `publish_adapter` took it."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A name with a leading dot is no policy name, so no engine can be asked to load what is half written. The same
     # parent means the same file system, which the rename needs.
@@ -71,7 +68,6 @@ def publish_adapter(
     Args:
         tmp_dir: Directory with the adapter's files, on the same file system as `final_dir`.
         final_dir: `adapters_root/NAME@STEP`; must not exist, because a published policy is never changed.
-        base_sha256: The `base_fingerprint` of the base model that the adapter was trained on.
         extra: More entries for the manifest, as JSON values: run id, step or parent policy, for example.
     """
     source, target = Path(tmp_dir), Path(final_dir)

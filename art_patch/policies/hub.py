@@ -71,13 +71,10 @@ class Hub:
         self, repository: Repository, directory: Path, files: Sequence[str], *, message: str,
         sent: Callable[[int, str], None],
     ) -> str:  # fmt: skip
-        """Uploads files, makes them visible with one commit, and returns the commit's id.
+        """Uploads `files` of `directory`, makes them visible with one commit, and returns the commit's id.
 
-        Args:
-            repository: The target, as `open_repository` returned it. The same commit deletes files of an earlier copy
-                that are not in `files`; files that somebody else added stay.
-            files: Names of the files in `directory` to upload.
-            sent: Called after each file with the number of files uploaded and the name of the newest one.
+        The commit deletes files of an earlier copy that are not in `files`; files that somebody else added stay. `sent`
+        is called after each file with the number of files uploaded and the name of the newest one.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.utils import disable_progress_bars

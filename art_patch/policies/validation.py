@@ -127,10 +127,7 @@ class ValidatedAdapter:
         )
 
     def fill(self, model: Any, layers: str, dtype: Any = None) -> None:
-        """Copies this LoRA's weights into the peft adapter named `layers` of `model`, as frozen parameters.
-
-        `dtype` is the precision of the copied weights; `None` takes the precision of each layer's base weight.
-        """
+        """Copies the weights into `model` as a frozen peft adapter; `dtype` `None` takes each layer's own."""
         import torch
 
         for module, sides in self.lora_tensors().items():
@@ -153,14 +150,7 @@ def _scaling(config: Mapping[str, Any], rank: int) -> float:
 def validate_adapter(
     adapters_root: str | os.PathLike[str], name: str, base: BaseModel, *, max_rank: int = 64, max_bytes: int = 8 << 30
 ) -> ValidatedAdapter:
-    """Reads and checks one published adapter, or raises `AdapterRejected` with the reason and the remedy.
-
-    Args:
-        adapters_root: Directory that holds all adapters; no file outside it is read.
-        name: `NAME@STEP`, also the name of the adapter's directory.
-        max_rank: The largest LoRA rank that the engine was started with.
-        max_bytes: Size limit of the weights file.
-    """
+    """Reads and checks one published adapter, or raises `AdapterRejected` with the reason and the remedy."""
     directory = files.adapter_directory(Path(adapters_root), files.check_name(name))
     manifest = files.read_json(directory, MANIFEST)
     contents = files.read_verified(directory, manifest, max_bytes)

@@ -101,10 +101,7 @@ def give_up(
 def reject(
     ledger: Ledger, engine: EngineClient | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> bool:
-    """Reject a policy for good: it never serves and is never tested again. Return whether the engine unloaded it.
-
-    A running engine unloads the policy, unless it is the base model, which every adapter needs.
-    """
+    """Reject a policy for good, and unload all but the base model; return whether the engine unloaded it."""
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
     if engine is None or name in wanted(ledger):
         return False

@@ -59,10 +59,7 @@ class Upstream:
     """Sends requests to the provider behind the proxy. It may be used in one event loop only, like its connections."""
 
     def __init__(self, base_url: str, max_answer: int) -> None:
-        """Set `base_url`, such as `https://api.openai.com/v1`. The first call opens the connection.
-
-        A compressed answer to a call may unpack to `max_answer` bytes.
-        """
+        """Set `base_url` without connecting; a compressed answer may unpack to `max_answer` bytes."""
         self.base_url, self._max_answer = base_url.rstrip("/"), max_answer
         # The caller's patience is the limit: if it disconnects, the call is cancelled.
         timeout = openai.Timeout(None, connect=CONNECT_TIMEOUT_S)

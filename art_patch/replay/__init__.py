@@ -1,8 +1,4 @@
-"""Runs the app's own `replayable` functions again, in separate processes that load the app's code.
-
-`processes` is the job's side: it starts such processes, sends them runs to repeat, and keeps idle ones for the next
-run. `worker` is the program that these processes execute.
-"""
+"""Repeats runs of the app's `replayable` functions: `processes` keeps a pool of processes that execute `worker`."""
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 

@@ -45,10 +45,7 @@ class AppProcess:
         return not (self._late or self._gone) and self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
-        """Send a question to the process and return its answer; `None` sends nothing and returns its first line.
-
-        Raises `RunLost` if the process ended, or took longer than `timeout_s`.
-        """
+        """Send a question, `None` for none, and return the answer; `RunLost` if it ended or exceeds `timeout_s`."""
         # A read from a pipe has no timeout. At the deadline the timer kills the process group; that closes the pipe
         # and ends the read.
         timer = Timer(timeout_s, self._overdue)

@@ -75,10 +75,7 @@ def main(target: str, *, redacted: bool) -> None:
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Import the module, or load the script, and return its `replayable` function; what its code raises passes on.
-
-    Raises a `ConfigError` if there is no such function, or the script lies outside the working directory.
-    """
+    """Import the module or script and return its `replayable` function; a `ConfigError` if it offers none."""
     module, _, name = target.rpartition(":")
     # Resolved, because modules beside the script are imported first. Beside a mere link to it could lie anything.
     script = Path(module).resolve() if os.path.isabs(module) else None

@@ -56,11 +56,7 @@ def with_scores(group: Group, scores: Iterable[Score]) -> Group:
 
 
 def newest(trajectory: Trajectory, name: str, sources: Collection[str], *, group_id: str | None = None) -> float | None:
-    """Return the value of the newest score with this name and one of these sources, or `None`.
-
-    `group_id` restricts the search to scores that were given in that group, because a judge compares the siblings of
-    one group only.
-    """
+    """Return the value of the newest score of this name and one of these sources, in this group if given; or `None`."""
     found: Score | None = None
     for score in trajectory.scores:
         if score.name != name or score.source not in sources or not math.isfinite(score.value):
@@ -107,10 +103,7 @@ class Disagreement:
 
 
 def disagreement(groups: Iterable[Group]) -> Disagreement:
-    """Count the pairs of siblings that the judge and people's feedback order differently.
-
-    A pair consists of siblings of one group, because scores of different groups cannot be compared.
-    """
+    """Count the pairs of siblings, within one group, that the judge and people's feedback order differently."""
     pairs: list[tuple[bool, bool]] = []  # whether the judge's order is the reverse, and whether it has none
     counted = 0
     for group in groups:
@@ -136,10 +129,7 @@ class Criterion:
     version: str = ""  # of the rule, stored with its values
 
     def values_G(self, group: Group) -> tuple[float | None, ...]:
-        """Return the criterion's value for each sibling of a group whose siblings hold all their scores.
-
-        Raises `ConfigError` if the rule does not return a number from 0 to 1, or `None`, for each sibling.
-        """
+        """Return each sibling's value; `ConfigError` if the rule returns other things than 0..1 and `None`."""
         what = f"the rule of criterion {self.name!r}"
         values = _one_each(self.rule, group, what, "values")
         if wrong := [value for value in values if value is not None and not 0 <= value <= 1]:
@@ -182,8 +172,7 @@ def rewards_G(
 ) -> tuple[float | None, ...]:
     """Return a finite reward or `None` for each of the G siblings, in the order of `group.trajectories`.
 
-    `scores` are those that are not stored yet; scores of trajectories outside the group are ignored. Raises
-    `ConfigError` if a user's function did not return a finite number or `None` for each sibling.
+    `scores` are those that are not stored yet. Raises `ConfigError` if a user's function returned anything else.
     """
     rewards = _one_each(combination.rule, with_scores(group, scores), f"reward {combination.name!r}", "numbers")
     if wrong := [reward for reward in rewards if reward is not None and not math.isfinite(reward)]:

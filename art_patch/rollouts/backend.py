@@ -48,21 +48,9 @@ class LocalBackend:
     ) -> None:
         """Create the backend; its processes start when a model is registered.
 
-        All arguments after `store` are options of `art-patch serve`, and an error if an engine runs already.
-
-        Args:
-            path: directory that holds all projects; by default `ART_PATCH_HOME`, or the user's data directory.
-            store: database URL of the store; by default `ART_PATCH_STORE`, or a SQLite file in the project's directory.
-            engine: `vllm`, `embedded`, or `auto` to choose by machine.
-            device: torch device of the embedded engine, such as `cpu` or `cuda:1`.
-            dtype: number type of the weights in the engine, such as `bfloat16`.
-            threads: number of CPU threads that the engine may use.
-            max_model_len: largest number of tokens of prompt and answer together.
-            max_lora_rank: highest LoRA rank that the engine accepts.
-            replicas: number of vLLM processes to start.
-            tensor_parallel_size: number of GPUs over which one vLLM process splits the model.
-            gpu_memory_utilization: share of a GPU's memory that vLLM reserves; the trainer needs the rest.
-            tool_parser: vLLM's name for the format in which the model writes tool calls.
+        The arguments after `store` are options of `art-patch serve`, which documents them, and an error if an engine
+        runs already. `path` is the directory of all projects, `store` the database; each has the default of its
+        setting.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "path", "store")}
         # Options that are not given are left to `art-patch serve` and its own defaults.
@@ -88,9 +76,6 @@ class LocalBackend:
 
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
         """Make another policy of a registered model the champion, without a gate run, and return it.
-
-        Args:
-            policy: name of an earlier or a later policy, `NAME@STEP`.
 
         Raises:
             StoreError: the project has no such policy.

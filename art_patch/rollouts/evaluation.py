@@ -107,10 +107,9 @@ class Evaluation:
     def plot(
         self, path: str | Path, *, metric: str = "reward", title: str = "", curve: Sequence[tuple[int, float]] = ()
     ) -> Path:
-        """Draw one metric to a PNG file: the models' means as bars, and optionally a curve over steps.
+        """Draw one metric to the PNG file `path`, which is returned: the models' means as bars, and a curve over steps.
 
         Args:
-            path: the PNG file, which is also the return value; its directory is created if needed.
             title: title of the plot; the metric's name if empty.
             curve: (step, value) pairs, such as those of `model.history`, drawn beside the bars; empty for bars alone.
 

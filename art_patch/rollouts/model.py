@@ -143,11 +143,7 @@ class Model(BaseModel, Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
-    """A model that is trained; its policy of step 0 is the base model.
-
-    Attributes:
-        base_model: model directory or Hugging Face id.
-    """
+    """A model that is trained. `base_model`, a directory or Hugging Face id, is its policy of step 0."""
 
     trainable: ClassVar[bool] = True
 
@@ -174,9 +170,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     async def register(self, backend: Backend) -> None:
         """Register the model with a backend; in a new project the base model becomes champion, as step 0.
 
-        Raises:
-            ConfigError: the project serves another model or another base model.
-            EngineError: the engine does not start.
+        A project of another model or base raises a `ConfigError`, an engine that does not start an `EngineError`.
         """
         self._refuse_internal_config()  # once more: scripts also set it after the model is made
         await super().register(backend)

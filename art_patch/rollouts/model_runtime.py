@@ -76,12 +76,7 @@ class ModelRuntime:
     """
 
     def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
-        """Create the runtime; `open` opens the store and starts the engine.
-
-        Args:
-            base: model directory or Hugging Face id of the base model; `None` for a model that is never trained.
-            engine: options of `art-patch serve`, for an engine that this runtime starts.
-        """
+        """Create the runtime; `base` is `None` for a model without training, `engine` options of `art-patch serve`."""
         policies.check_name(f"{name}@0")
         self.serves = ""
         self.directory = settings.directory

@@ -80,10 +80,7 @@ class Trainer:
         progress: Progress,
         evaluation: Sequence[str],
     ) -> dict[str, Any]:
-        """Train on groups with these ids in the store, evaluate on others, and return the update's record as fields.
-
-        Errors of the update are raised here; a process that ends without an answer raises a `TrainingError`.
-        """
+        """Train on these groups and return the update's record; its errors, or `TrainingError` for a dead process."""
         request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}
         try:
             return await asyncio.to_thread(self._update, request, progress)

@@ -44,10 +44,8 @@ class Siblings(Protocol):
 def translate(group: Siblings, *, about: JSON, held_out: bool, at: float) -> types.Group:
     """Convert a group of a script to a store record with new ids; rollouts that raised are left out.
 
-    Args:
-        about: metadata for each trajectory; the group's metadata wins over it, and the trajectory's over both.
-        held_out: true if the group must never be trained on.
-        at: time for records that have no time of their own, in seconds since the epoch.
+    `about` is metadata for each trajectory; the group's wins over it, and the trajectory's over both. A `held_out`
+    group is never trained on. `at` is the time of records without their own, in seconds since the epoch.
     """
     group_id = new_id(at)
     siblings = tuple(_recorded(each, {**about, **group.metadata}, group_id, at) for each in group.trajectories)

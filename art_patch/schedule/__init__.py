@@ -1,8 +1,4 @@
-"""Writes the configuration with which cron, systemd or Kubernetes runs `art-patch retrain` on a schedule. Pure.
-
-If a crontab line, a systemd unit or a Kubernetes manifest cannot express a schedule or a path, `ConfigError` is raised
-before anything is printed or installed.
-"""
+"""Writes what runs `art-patch retrain` by cron, systemd or Kubernetes; `ConfigError` if that cannot be said. Pure."""
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 

@@ -98,10 +98,7 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse a schedule from the five fields of a crontab line.
-
-    Raises a `ConfigError` if it is not valid, its date never occurs, or it limits both days of the month and weekdays.
-    """
+    """Parse five fields of a crontab; `ConfigError` if they are wrong, never occur, or limit days and weekdays."""
     fields = text.split()
     if len(fields) != 5:
         raise ConfigError(f"{text!r} is no schedule; {_EXAMPLE}")

@@ -1,7 +1,4 @@
-"""Serves an engine over HTTP with Starlette routes and uvicorn, as `art_patch.serving.contract` describes them.
-
-On SIGTERM the server stops accepting requests, waits for running ones (at most `drain_s`) and returns.
-"""
+"""Serves an engine over HTTP as `serving.contract` describes. SIGTERM waits up to `drain_s` for running requests."""
 
 import asyncio
 import json
@@ -138,15 +135,9 @@ def run_server(
     `api_key`, `admin_key`, `serves` and `max_body` are those of `build_app`.
 
     Args:
-        engine: the engine to serve; it is closed when this function returns or raises.
-        host: address to listen on; any address but loopback requires a key.
-        port: port to listen on; 0 takes a free one, which `on_ready` gets.
         names: other host names of this server, such as that of a reverse proxy in front of it.
         policies: policies to load before the first request is answered; if one cannot be loaded, the server fails.
         spare: policies to load as well; an error of these is only logged, and requests for them get 404.
-        on_ready: called with the base URL, `http://HOST:PORT`, as soon as the server answers requests.
-        drain_s: seconds within which running requests may finish after the server was told to stop.
-        stop: ends a server in a thread, which signals do not reach.
 
     Raises:
         ConfigError: the address is not loopback and there is no key.
@@ -252,12 +243,7 @@ class ExactRoute:
     """
 
     def __init__(self, chat: ASGIApp, serves: Callable[[str], str | None] | None) -> None:
-        """Creates the route; it answers through `chat`, the engine's own chat route.
-
-        Args:
-            serves: returns the policy that is champion of a NAME now, or `None`; called in a thread. Without this
-                argument a request must name a policy, `NAME@STEP`.
-        """
+        """Creates the route before `chat`; `serves` returns the champion of a NAME, or `None`, in a thread."""
         self._chat, self._serves = chat, serves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

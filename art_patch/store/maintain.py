@@ -173,13 +173,7 @@ class Maintenance(Part):
         return sql_for(role, self._database.scope["project_id"], str(schema))
 
     def vacuum(self) -> Vacuumed:
-        """Delete the project's content that no row refers to, then rewrite the SQLite file without its free space.
-
-        Writers wait while the file is rewritten. On PostgreSQL nothing is rewritten.
-
-        Raises:
-            StoreError: if the disk has too little free space for the rewrite. The content is deleted nevertheless.
-        """
+        """Delete what nothing refers to and rewrite the SQLite file while writers wait; `StoreError` without room."""
         path = file_of(self._database.url)
         before = self._size(path)
         # First, so that the space of the orphans is given back too.
@@ -194,10 +188,7 @@ class Maintenance(Part):
     def backup(self, target: Path) -> int:
         """Write a copy of a SQLite store to `target` while apps go on writing, and return its size in bytes.
 
-        The copy is written to a temporary file, checked, and then renamed to `target`. It holds no deleted data.
-
-        Raises:
-            StoreError: if the store is on PostgreSQL, `target` exists, or the copy fails, which leaves no file.
+        The copy holds no deleted data and is checked before it appears. `StoreError` if it fails or `target` exists.
         """
         path = file_of(self._database.url)
         if path is None:
@@ -240,10 +231,7 @@ class Maintenance(Part):
 
 
 def scrub(database: Database) -> bool:
-    """Truncate SQLite's write-ahead log, which still holds deleted data; return whether that succeeded.
-
-    An open read transaction prevents it, so it is tried for two seconds. On PostgreSQL there is nothing to do.
-    """
+    """Truncate SQLite's log, which holds deleted data; return whether that succeeded in two seconds beside readers."""
     path = file_of(database.url)
     for _ in range(_TRIES if path is not None else 0):
         assert path is not None

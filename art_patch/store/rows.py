@@ -158,9 +158,8 @@ def _run(connection: Connection, statement: str, rows: Sequence[Row]) -> None:
 class Batch:
     """A batch of records, converted to rows for each table of the store.
 
-    Args:
-        seen: whether a message or a block of ids is in the database already.
-        announced: what was written of a trajectory, if this process did it.
+    `seen` tells whether the database has a message or a block of ids, `announced` what this process wrote of a
+    trajectory.
     """
 
     def __init__(

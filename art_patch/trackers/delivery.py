@@ -1,7 +1,7 @@
 """Sends to a tracker all items (runs, scores, policies) that were not sent to it before, page by page.
 
-After the tracker has received a page, its items are noted in the store's table `sent`. A second export sends only new
-and changed items; after an interruption it sends at most one page again, under the same ids.
+A page is noted in the store's table `sent` after the tracker has received it. So a second export sends only new and
+changed items; after an interruption it sends at most one page again, under the same ids.
 """
 
 from collections import Counter, defaultdict
@@ -44,14 +44,9 @@ def feed(
 
     Args:
         wanted: the filter that selects the runs; all policies are sent in any case.
-        who: the person or job that the audit log names.
-        progress: called after each page with the stage, the number of finished and of all runs, and a note.
         adapters: directory of the project's policies; an adapter elsewhere is not sent, even if the store names it.
         filters: the conditions of `wanted` by name; the audit log notes the names only.
         again: whether to write items that were sent before too, because the tracker has lost them.
-
-    Raises:
-        TrackerError: the tracker cannot be reached, or refused the items.
     """
     seen = Counter[str]()
     with ExitStack() as stack:

@@ -58,7 +58,6 @@ class Otlp:
 
         Args:
             endpoint: address of the collector, without `/v1/traces`.
-            service: value of the attribute `service.name` of all spans.
             content: whether texts of people and models are sent.
             headers: sent with every request; default: those of OpenTelemetry's variables.
         """

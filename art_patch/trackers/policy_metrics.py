@@ -105,9 +105,8 @@ class Mlflow:
     def __init__(self, uri: str, *, experiment: str, clock: Callable[[], float] = time.time) -> None:
         """Make MLflow's client. The experiment is made when there is something to write.
 
-        Args:
-            uri: the address of a server, or a database such as `sqlite:////absolute/mlflow.db`.
-            clock: seconds since the epoch; of two values at the same step MLflow shows the later one.
+        `uri` is a server or a database such as `sqlite:////absolute/mlflow.db`. Of two values at a step, MLflow shows
+        the later.
         """
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment
 

@@ -29,8 +29,8 @@ class InvalidAnswer(Exception):
 class EmptyAnswer(InvalidAnswer):
     """The engine's answer has no text, tool call, refusal or audio.
 
-    The call then goes upstream. If upstream fails too, the engine is asked once more, and the app gets that answer even
-    if it is empty, because an empty answer is better than an error.
+    The call then goes upstream. If upstream fails too, the engine is asked once more; the app gets even an empty
+    answer.
     """
 
     def __init__(self) -> None:

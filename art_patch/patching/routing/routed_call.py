@@ -107,10 +107,7 @@ class RoutedCall:
         return self.attempt
 
     def last_attempt(self, error: Exception) -> Attempt | None:
-        """Return one more attempt if upstream failed, and the engine's answer was empty or the engine was full.
-
-        It accepts an empty answer, and waits for its turn.
-        """
+        """Return one more attempt, which accepts an empty answer and waits, after upstream failed too."""
         if not self._asks_again or is_fault(error):
             return None
         try:

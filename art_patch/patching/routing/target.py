@@ -312,10 +312,7 @@ def reason(error: Exception) -> str:
 
 
 def room_in_s(error: Exception) -> float | None:
-    """Return after how many seconds the engine may have room again; `None` unless it refused a request for lack of it.
-
-    No engine is left alone for longer than five seconds, because each call costs it little to refuse.
-    """
+    """Return in how many seconds, at most five, a full engine may have room; `None` unless it refused for that."""
     if getattr(error, "status_code", None) != _FULL:
         return None
     headers: Any = cast(Any, error).response.headers

@@ -1,9 +1,8 @@
 """Ends a stream that does not begin within its time limit, while the caller's thread is blocked reading the socket.
 
-The socket's own timeout cannot do this. The HTTP library reads the timeout only once, when the body begins, and it must
-be long, because a stream that has begun may pause. So one thread watches all streams that have not begun, and shuts
-down the socket of a late one; the blocked reader then finds the connection closed. Asynchronous clients do not need
-this, because an event loop has timers.
+The HTTP library reads the socket's timeout only once, when the body begins, and it must be long, because a stream that
+has begun may pause. So one thread watches all streams that have not begun, and shuts down the socket of a late one; the
+blocked reader then finds the connection closed. Asynchronous clients do not need this: an event loop has timers.
 """
 
 import os

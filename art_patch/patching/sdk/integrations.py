@@ -1,7 +1,4 @@
-"""Finds the installed integrations, and calls each one with its framework's module when the framework is imported.
-
-An integration is an entry point of the group `art_patch.integrations`. Its name is the name of the framework's module.
-"""
+"""Calls each installed integration (entry point `art_patch.integrations`) when its framework's module is imported."""
 
 import os
 import sys

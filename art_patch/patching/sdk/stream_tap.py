@@ -33,11 +33,7 @@ _OnBroken: TypeAlias = Callable[[], None] | None
 
 
 class StreamTap:
-    """The state of one recorded stream, which a tee and its iterators share.
-
-    Args:
-        rewriter: rewrites the engine's stream for the app; with `None` the app gets the bytes unchanged.
-    """
+    """The state of one recorded stream; `rewriter` rewrites the engine's bytes for the app, `None` leaves them."""
 
     __slots__ = ("_on_broken", "exchange", "request", "rewriter")
 

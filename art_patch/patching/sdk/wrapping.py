@@ -69,11 +69,7 @@ class Wrapping:
         self._sites: list[Site] = []
 
     def put_on(self, module: Any) -> None:
-        """Wrap the base clients of the SDK, once.
-
-        Raises:
-            LookupError, AttributeError: if this SDK does not have these functions. Then nothing is wrapped.
-        """
+        """Wrap the base clients of the SDK, once; `LookupError` or `AttributeError` if this SDK lacks the functions."""
         if self._sites:
             return
         places = (

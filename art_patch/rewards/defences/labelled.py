@@ -74,10 +74,7 @@ class JudgeMetrics(Usage):
 
 
 def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
-    """Return the labelled group of one line of the file; `place`, such as `line 3`, becomes the group's id.
-
-    Raises a `MalformedFile` that says what is wrong and how to mend it, but not the place.
-    """
+    """Return the group of one line, with `place` (`line 3`) as its id; `MalformedFile` says what to mend, not where."""
     if ("task" in row) == ("messages" in row):
         raise MalformedFile("give either task, a text, or messages, the beginning that all attempts share")
     task = row.get("task", "")

@@ -71,10 +71,7 @@ def compare(a: float, b: float, tie: float = 0.0) -> int:
 
 
 def pairwise_agreement(first: Sequence[float], second: Sequence[float], tie: float) -> float:
-    """Return the share of sibling pairs that two passes of the judge order alike, given the scores of both passes.
-
-    A pair that only one pass ties (scores within `tie`) counts half. Without pairs the result is 1.
-    """
+    """Return the share of pairs that two passes order alike; a tie (within `tie`) in one counts half; no pairs: 1."""
     pairs = combinations(zip(first, second, strict=True), 2)
     return fmean([1 - abs(compare(a, b, tie) - compare(x, y, tie)) / 2 for (a, x), (b, y) in pairs] or [1])
 

@@ -138,10 +138,7 @@ class Budget:
         self._dearness: float | None = None  # largest price / estimate so far; `None` until an answer was paid for
 
     def reserve(self, estimate_usd: float | None) -> Reservation:
-        """Allow one request; block while the price of requests under way decides whether the budget allows it.
-
-        Raises `BudgetUsedUp` if a limit is reached, or if there is a limit in USD and no price (`estimate_usd`).
-        """
+        """Allow one request, waiting for those under way; `BudgetUsedUp` at a limit, or without a price to compare."""
         with self._changed:
             # Without a first price a burst of parallel requests could overrun the limit many times.
             while self.max_usd is not None and self._dearness is None and self._held:

@@ -67,8 +67,8 @@ attempts of equal worth deserve equal scores. If all are good or all are bad, le
 def load_rubric(text_or_path: str | os.PathLike[str] | None) -> Rubric:
     """Return the rubric that a setting names: the default for `None` or a blank, the text itself, or a file's content.
 
-    A path, the name of an existing file, and a string without white space are read as a file. Raises a `ConfigError` if
-    the file is missing, unreadable or empty.
+    A path, the name of a file, and a string without white space are read as a file; `ConfigError` if it is not
+    readable.
     """
     if text_or_path is None or not str(text_or_path).strip():
         return DEFAULT_RUBRIC

@@ -121,11 +121,7 @@ _SHORTEST_TEXT = 32
 
 
 def shorten(lines: Sequence[str], max_chars: int) -> tuple[str, ...]:
-    """Return the lines of a transcript, cut to `max_chars` characters with notes; unchanged if they fit.
-
-    If `max_chars` is below about 500, the result may be longer than that: the first and the last message are always
-    kept.
-    """
+    """Return a transcript's lines, cut with notes to `max_chars`, but never below its first and last message."""
     if sum(map(len, lines)) <= max_chars:
         return tuple(lines)
     cut = list(lines)

@@ -165,16 +165,12 @@ class PettingZooEnvironment(_InWords):
     ) -> None:
         """Create the object; the first episode creates the `pettingzoo` game.
 
-        Arguments that are not listed here are the attributes of `Environment`.
-
         Args:
             make: function that creates the game, such as `env` of the game's module.
             player: name of the player that the agent plays; without it the seed chooses, so that each gets its turn.
             others: function that chooses the action of another player, by default `random_action`; it is given this
                 environment and that player's observation. A coroutine function runs on the event loop, any other in the
-                game's thread.
-            actions: names of the actions, from the lowest number on; without them actions are named by their numbers.
-            options: arguments with which the game is created; `render_mode="ansi"` shows its drawing.
+                game's thread. All other arguments are as in `GymnasiumEnvironment`.
         """
         super().__init__(instructions, actions, attempts, illegal_reward)
         self.random = random.Random()

@@ -75,10 +75,7 @@ class Environment(Generic[StateT, ActionT]):
         return str(state)
 
     def parse_action(self, answer: str, state: StateT) -> ActionT:
-        """Return the action that the answer means, unless overridden its text without surrounding white space.
-
-        Raises a `ValueError`, whose message is sent to the agent, if it means none.
-        """
+        """Return the action that the answer means; a `ValueError`, which the agent is told, if none."""
         found: Any = answer.strip()
         return found
 

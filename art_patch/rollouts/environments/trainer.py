@@ -223,18 +223,12 @@ class GRPOTrainer:
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
-        """Write the trainer's counters and the champion's name to a JSON file, and return its path.
-
-        The file holds no weights: the policy must still be in the project when it is loaded.
-        """
+        """Write the counters and the champion's name, no weights, to a JSON file; return its path."""
         champion = await self._model().runtime().champion()
         return write_checkpoint(path, Checkpoint(champion.name, self.updates, self._begun))
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Promote the policy that `save_checkpoint` wrote down, and restore the trainer's counters.
-
-        Raises a `ConfigError` if the file is not a checkpoint of this model, else what `LocalBackend.promote` raises.
-        """
+        """Promote the policy of a saved checkpoint and restore the counters; `ConfigError` if it is none."""
         model = self._model()
         found = read_checkpoint(path, model=model.name)
         await model.runtime().promote(found.policy)

@@ -1,10 +1,8 @@
 """`POST /v1/chat/completions` of the embedded engine.
 
-`ChatEndpoint` checks the body, renders the prompt and generates. If a stream fails after it has begun, the endpoint
-sends an error event and ends the stream without `[DONE]`, so that no client takes a partial answer for a complete one.
-
-`ChatResponse` formats the pieces. Streamed and unstreamed answers go through the same `OutputText`, so the chunks of a
-stream add up to the unstreamed answer.
+If a stream fails after it has begun, an error event ends it without `[DONE]`, so that no client takes a partial answer
+for a complete one. Streamed and unstreamed answers go through the same `OutputText`, so the chunks of a stream add up
+to the unstreamed answer.
 """
 
 import dataclasses

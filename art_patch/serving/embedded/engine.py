@@ -75,8 +75,6 @@ class EmbeddedEngine:
 
         Args:
             base: directory of the base model, or its Hugging Face id.
-            name: name of the policies; the base model without a LoRA is served as `NAME@0`.
-            adapters_root: directory that holds the published adapters.
             device: a torch device, or `auto`: CUDA if there is any, else the CPU.
             dtype: number type of the weights, or `auto`: float32 on the CPU, else the checkpoint's own type.
             merge: true keeps a merged copy of the weights for each LoRA, false uses PEFT's layers; see `make_bank`.
@@ -119,9 +117,8 @@ class EmbeddedEngine:
     async def load(self, name: str) -> None:
         """Validates the adapter in `adapters_root/name` and serves it while other requests run.
 
-        Raises:
-            AdapterRejected: the adapter is not valid, or a policy of that name is served already.
-            Overloaded: another request is loading the same name now, or the engine is closing or has failed.
+        Raises `AdapterRejected` if it is not valid or is served already, and `Overloaded` if another request loads the
+        name now.
         """
         policies.check_name(name)
         with self._lock:

@@ -84,10 +84,7 @@ class Scheduler:
             return {"running": running, "waiting": len(self._waiting), "retired": len(self._retired)}
 
     def submit(self, generation: Generation, policy: Policy, accepted_s: float | None = None) -> None:
-        """Queues a request for `policy`; raises `Overloaded` if the scheduler is not `healthy`, or as `admit`.
-
-        The caller holds `lock` since it looked the policy up, so that the policy is not freed meanwhile.
-        """
+        """Queues a request, or raises `Overloaded`; the caller holds `lock` since it looked up the policy."""
         self._check_open()
         waiting = len(self._waiting)
         expected_s = 0.0 if accepted_s is None and waiting < self._limits.max_waiting else self._wait_s(generation)

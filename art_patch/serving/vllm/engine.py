@@ -61,7 +61,6 @@ class VllmEngine:
         """Creates the engine without starting a process; `start` starts the vLLM processes.
 
         Args:
-            adapters_root: directory that holds the published adapters.
             home: directory for logs and for copies of the adapters; created if it is missing.
             gpus: the GPUs of each replica; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
             ready_timeout_s: seconds within which a replica must take requests after its start.
@@ -132,12 +131,7 @@ class VllmEngine:
         shutil.rmtree(self._copies, ignore_errors=True)
 
     async def load(self, name: str) -> None:
-        """Validates `adapters_root/name`, loads and tests it in every replica that takes requests, and serves it.
-
-        Raises:
-            AdapterRejected: it is unsafe, does not compute the log-probabilities of its training, or is served already.
-            Overloaded: no replica takes requests now.
-        """
+        """Validates an adapter, loads and tests it in every ready replica; raises `AdapterRejected`, `Overloaded`."""
         check_name(name)
         async with self._lock:
             check_new(name, self.policies())

@@ -78,8 +78,6 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
     Args:
         kind: `auto`, `embedded` or `vllm`; `auto` takes vLLM only if there is a GPU and a vLLM built for it.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
-        python: interpreter of an environment with vLLM, if the user names one.
-        environments: directory of the environments that `build` has made.
 
     Raises:
         ConfigError: the user asked for vLLM, and it is not installed or was built for another kind of device.

@@ -124,10 +124,9 @@ def command_line(options: VllmOptions, socket: Path) -> list[str]:
 def variables_of(
     options: VllmOptions, inherited: Mapping[str, str], *, gpus: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Returns the environment variables of a vLLM process.
+    """Returns the environment variables of a vLLM process; the `inherited` ones override our defaults only.
 
-    The `inherited` ones override our defaults, but not what the HTTP contract needs. If `gpus` is `None`, their
-    `CUDA_VISIBLE_DEVICES` decides.
+    What the HTTP contract needs stays. If `gpus` is `None`, their `CUDA_VISIBLE_DEVICES` decides.
     """
     removed = {name for name in inherited if name in _REMOVED or name.startswith(_REMOVED_PREFIXES)}
     kept = {name: value for name, value in inherited.items() if name not in removed}

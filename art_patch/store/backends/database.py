@@ -186,11 +186,7 @@ class Part:
 
 
 def revision_of(connection: sa.Connection, found: set[str], name: str) -> str | None:
-    """Return the schema revision of a store, or `None` if it has no tables; `found` are its tables and indexes.
-
-    Raises:
-        StoreError: if the tables are not a store's, or were made by a version that was never released.
-    """
+    """Return a store's schema revision, `None` without tables; `StoreError` if the tables `found` are no store's."""
     # `alembic_version` alone proves nothing: other programs use alembic, and may have a revision "0001" too.
     if {"alembic_version", "nodes"} <= found:
         if not {"projects", "audit_id"} <= found:
@@ -205,11 +201,7 @@ def revision_of(connection: sa.Connection, found: set[str], name: str) -> str | 
 
 
 def upgrade(connection: sa.Connection, revision: str | None, name: str, schema: str | None = None) -> None:
-    """Make the tables if `revision` is `None`, else migrate them. The caller's transaction must exclude every writer.
-
-    Raises:
-        StoreTooNew: if this release does not know the revision, because a newer release wrote the store.
-    """
+    """Make the tables if `revision` is `None`, else migrate them, or raise `StoreTooNew`. No other writer may run."""
     if revision is None:
         _make_tables(connection)
         return

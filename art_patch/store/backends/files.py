@@ -279,10 +279,7 @@ def copy_to(path: Path, part: Path) -> None:
 
 
 def check_room(path: Path) -> None:
-    """Raise `StoreError` if a disk has too little free space for a VACUUM.
-
-    VACUUM writes the whole database once to a temporary directory and once to the write-ahead log.
-    """
+    """Raise `StoreError` without room for a VACUUM, which writes the database to a temporary directory and the log."""
     size = bytes_of(path) + bytes_of(f"{path}-wal") + _ROOM
     places = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp")
     scratch = next((Path(place) for place in places if place and os.path.isdir(place)), path.parent)

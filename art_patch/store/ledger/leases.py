@@ -48,10 +48,7 @@ class Leases(Part):
         return Lease(name) if row is None else _lease(row)
 
     def take(self, seen: Lease, owner: Owner, *, who: str, now: float) -> Lease | None:
-        """Take a lease as `read` returned it: free, or with an owner that is gone. Taking it over adds an audit entry.
-
-        Returns `None` if another process took it first, or its owner renewed it since it was read.
-        """
+        """Take a free or abandoned lease as `read` returned it, audited; `None` if it has changed since."""
         table = tables.leases
         taken = Lease(seen.name, seen.token + 1, 0, owner, now)
         before = None if seen.owner is None else seen.owner.id

@@ -120,9 +120,8 @@ class Ledger(Part):
     ) -> None:
         """Store a new candidate, and set the state of the groups it was trained on to `trained`.
 
-        Args:
-            also: ids of trajectories outside of these groups that it was trained on.
-            rows: the answers in these groups that it was trained on. Answers that were erased meanwhile are left out.
+        `also` are trajectories outside of these groups that it was trained on, `rows` its answers in these groups;
+        answers that were erased meanwhile are left out.
         """
         with self._deciding() as connection:
             decisions.insert_policy(connection, policy, who, f"trained on {len(trained_on)} groups")

@@ -66,14 +66,8 @@ def answers_no_more(url: str, project: str | None, store: Control) -> None:
 def read_route(url: str, project: str | None = None) -> Route:
     """Return where the calls of a project go now; an empty `Route` if the store or the project is not there yet.
 
-    Args:
-        url: the store, which may have several projects.
-        project: `None` is the store's only project.
-
-    Raises:
-        sqlite3.Error: if the SQLite file exists and cannot be read.
-        StoreError: if the PostgreSQL server cannot be reached or reports an error.
-        ConfigError: if the URL names neither SQLite nor PostgreSQL, or psycopg is not installed.
+    `project` may be `None` for the store's only one. Raises `sqlite3.Error` for a file that cannot be read,
+    `StoreError` for a server, and `ConfigError` for a URL of neither, or without psycopg.
     """
     return route_of((_from_server if urls.is_postgres(url) else _from_file)(url, project))
 

@@ -35,11 +35,9 @@ class Evidence(Part):
     ) -> ArmTraffic:
         """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
 
-        Args:
-            state: `shadow` reads the copies that the policy under test answered and the app's calls that they copy;
-                `canary` reads the app's own calls that either policy answered.
-            since: when the policy under test came into this state, seconds since the epoch.
-            limit: maximum number of calls, newest first: of both policies together in `canary`, of copies in `shadow`.
+        `shadow` reads the copies that the policy under test answered and the app's calls that they copy; `canary` reads
+        the app's own calls that either policy answered. `since` is when the policy came into this state. `limit` is of
+        both policies together in `canary`, of copies in `shadow`, newest first.
         """
         with self._database.read() as connection:
             if state == "canary":

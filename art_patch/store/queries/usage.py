@@ -39,10 +39,7 @@ _SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resamp
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Numbers of groups and of grouped runs.
-
-    A group that only holds the run whose copies are siblings in other groups is not counted as a group.
-    """
+    """Numbers of groups and grouped runs; a group of one run whose copies are siblings elsewhere is no group."""
 
     states: Mapping[str, int]  # number of groups by state
     held_out: int  # number of groups that are kept for the gate

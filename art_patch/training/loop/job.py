@@ -151,10 +151,7 @@ def _siblings(groups: Iterable[TrainGroup]) -> list[Sibling]:
 
 
 def claim(directory: Path, job: TrainJob) -> None:
-    """Makes `directory` the job's directory by writing the job's file there, unless the same file exists already.
-
-    Raises `TrainingError` if the directory holds the file of another job, or if the file cannot be written.
-    """
+    """Makes `directory` the job's by writing its file; `TrainingError` if it is another job's or cannot be written."""
     # Compared byte for byte: equal jobs give equal bytes, and an update that goes on must be exactly the same.
     content, path = _to_bytes(job), directory / JOB
     if not path.exists():

@@ -34,10 +34,7 @@ _CURE = "serve another base, one of text alone whose checkpoint transformers loa
 
 
 def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
-    """Returns the backend that trains on this machine: Unsloth if it is installed and there is a CUDA GPU, else peft.
-
-    `config.backend="peft"` always gives peft. Raises `ConfigError` if the config names Unsloth and it cannot be used.
-    """
+    """Returns peft, or Unsloth if asked for or `auto` finds it with a CUDA GPU; `ConfigError` if it cannot be used."""
     if config.backend == "peft":
         return "peft"
     installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()

@@ -94,10 +94,7 @@ class LossMetrics:
 
 
 def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetrics]:
-    """Returns the micro-batch's part of the loss of its optimizer step, as a scalar with gradient, and its metrics.
-
-    Raises `ValueError` if the config has a `kl_coefficient` and the batch has no `reference_N`.
-    """
+    """Returns the part of the step's loss, a scalar with gradient, and metrics. KL needs `reference_N`."""
     if config.kl_coefficient and batch.reference_N is None:
         raise ValueError(f"kl_coefficient={config.kl_coefficient} needs reference_N")
     finite = _only_finite(batch)

@@ -19,7 +19,7 @@ def upgrade(connection: Connection, revision: str, schema: str | None = None) ->
     """Migrate the database from `revision` to the newest one; return `False` if this release does not know `revision`.
 
     The caller holds the write lock and commits. With `schema`, only the version table in that PostgreSQL schema is
-    used, because the connection's search path may contain another project's version table.
+    used.
     """
     from alembic import command
     from alembic.config import Config
