@@ -6,6 +6,7 @@ command, whose options are the marked fields of the dataclasses.
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -84,9 +85,22 @@ def marked_fields(record: type) -> tuple[tuple[str, Any, Option, Any], ...]:
         if isinstance(hint, str) and hint.startswith("Annotated["):
             hint = eval(hint, vars(sys.modules[base.__module__]))
         if (mark := _mark(hint)) is not None:
+            mark = replace(mark, help=mark.help or _attribute_help(record, field.name))
+            hint = Annotated[get_args(hint)[0], mark]
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             found.append((field.name, hint, mark, default))
     return tuple(found)
+
+
+def _attribute_help(record: type, field: str) -> str:
+    """Return what the section `Attributes` of a dataclass's docstring says first about a field; empty without it."""
+    found = re.search(rf"^    {field}: (.+(?:\n {{8}}.+)*)", inspect.getdoc(record) or "", re.MULTILINE)
+    return _first_sentence(found[1]) if found else ""
+
+
+def _first_sentence(text: str) -> str:
+    # What follows is for the reference documentation, which has more room.
+    return " ".join(text.split()).partition(". ")[0].rstrip(".") + "."
 
 
 def _mark(hint: Any) -> Option | None:
@@ -111,9 +125,7 @@ def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> i
 def setting(field: str) -> Option:
     """Return the `Option` of a field of `Settings`; its help is the first sentence of the field's docstring."""
     mark = next(each for each in settings.Settings.model_fields[field].metadata if isinstance(each, Option))
-    # What follows the first sentence is for the reference documentation, which has more room.
-    first = " ".join(setting_texts()[field].split()).partition(". ")[0].rstrip(".")
-    return replace(mark, help=f"{first}.", name=mark.name or field.replace("_", "-"))
+    return replace(mark, help=_first_sentence(setting_texts()[field]), name=mark.name or field.replace("_", "-"))
 
 
 @cache

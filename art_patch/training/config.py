@@ -37,21 +37,23 @@ _WHOLE_FROM_1 = Limit(lambda value: _is_whole(value) and value >= 1, "a whole nu
 class TrainConfig:
     """Settings of one update. A row is one token sequence of a trajectory.
 
+    The first sentence about a field is also the help of its option on the command line.
+
     Attributes:
         learning_rate: Peak learning rate of AdamW. If it is too high, `kl_nats` becomes large and the candidate loses
             in the gate.
         epochs: Number of passes over the data. With more than two, the policy moves far from the one that sampled it.
         minibatches: Number of optimizer steps in each epoch, each on complete groups. With more steps, the policy moves
             further on the same data.
-        batch_size: Number of items (groups, demonstrations or pairs) in an optimizer step. `None`: `minibatches` sets
-            the number of steps.
+        batch_size: Items (groups, demonstrations or pairs) in an optimizer step; by default an eighth of all.
+            `None`: `minibatches` sets the number of steps.
         gradient_accumulation_steps: Number of batches of `batch_size` items in one optimizer step, as in TRL; it needs
             `batch_size`. The gradient equals that of one large batch. A beginning that rows of several batches have in
             common is computed once in each of them. The memory is bounded by `micro_batch_tokens` in any case.
         total_steps: Largest number of optimizer steps of an update, over all phases. `None`: as many steps as `epochs`
             passes over the data take.
         warmup_steps: Optimizer steps at the start of each phase over which the learning rate rises to its peak.
-        start: "champion" continues the champion's LoRA. "base" begins a new LoRA, so everything that earlier updates
+        start: "champion" continues the champion's LoRA, "base" begins a new one. Then everything that earlier updates
             learned is lost, good and bad.
         lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
             is continued keeps its own rank.
@@ -65,12 +67,12 @@ class TrainConfig:
             not 0. "base" preserves the general abilities of the base model, "champion" keeps each single update small.
         advantage_scale: The spread by which the difference between a reward and its group's mean is divided, see
             `advantages_of_groups`. The loss `dr_grpo` was proposed with "none".
-        imitate_from: Before the training on groups, the policy imitates corrections, and upstream's answers in runs of
-            at least this reward, see `demonstrations`. `None`: it imitates nothing.
-        prefer_from: Before the training on groups, the policy learns preferences from corrections, and from pairs of
-            siblings whose rewards differ by at least this much, see `preferences`. `None`: it learns no pairs.
+        imitate_from: Before the training on groups, imitate corrections, and upstream's answers in runs of at least
+            this reward (default: off). See `demonstrations`.
+        prefer_from: Before the training on groups, learn preferences (DPO) from corrections, and from siblings whose
+            rewards differ by at least this much (default: off). See `preferences`.
         rehearse_from: Against forgetting, each step on groups also imitates a few known answers: demonstrations, and
-            the model's own answers of earlier cycles in runs of at least this reward. `None`: no rehearsal.
+            the model's own answers of earlier cycles in runs of at least this reward (default: off).
         rehearse_weight: Weight of the rehearsed answers' mean negative log-likelihood, which is added to the loss on
             groups. If it is too large, the policy learns nothing new.
         preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to the policy at the start.
@@ -97,68 +99,40 @@ class TrainConfig:
             or of one step if a step takes longer. 0 writes a checkpoint after every step.
         save_steps: A checkpoint is also written each time after this many optimizer steps. It replaces the previous
             checkpoint and is used only to continue after a kill. `None`: checkpoints are written by time only.
-        eval_steps: The policy is evaluated each time after this many optimizer steps, and at the end, on groups that it
-            does not learn from, see `art_patch.training.loop.gradients.evaluate`. `retrain` uses held-out groups that
-            already have rewards, and states in its metrics if there are none. With `model.train(eval_groups=...)` you
-            give the groups yourself. `None`: no evaluation.
+        eval_steps: Each time after this many optimizer steps, and at the end, evaluate on groups that are not learned
+            from. `retrain` uses held-out groups that already have rewards, and states in its metrics if there are none.
+            With `model.train(eval_groups=...)` you give the groups yourself. `None`: no evaluation.
         processes: Number of training processes on this machine. If there are GPUs, each process uses one of its own.
             With 1 and the backend peft, the training runs in the job's own process.
-        backend: The library that loads and computes the model. "unsloth" is faster on CUDA and must be installed.
-            "auto" uses Unsloth if it is installed and there is a CUDA GPU, else peft.
+        backend: Trainer; "auto" takes Unsloth if it is installed and there is a CUDA GPU, else peft. Unsloth is faster.
         beta: An alias that sets `loss.kl_coefficient`, for users of other trainers. It cannot be read back.
         kl_penalty: A second alias that sets `loss.kl_coefficient`. It cannot be given together with `beta`.
         clip_range: An alias that sets `loss.clip_low` and `loss.clip_high`, to one number for both or to a pair of
             numbers. It cannot be read back.
     """
 
-    learning_rate: Annotated[float, limits.ABOVE_0, Option(help="Peak learning rate of AdamW.")] = 1e-4
+    learning_rate: Annotated[float, limits.ABOVE_0, Option()] = 1e-4
     epochs: Annotated[int, _WHOLE_FROM_1] = 2
     minibatches: Annotated[int, _WHOLE_FROM_1] = 8
-    batch_size: Annotated[
-        int | None,
-        _or_none(_WHOLE_FROM_1, "to go by minibatches"),
-        Option(least=1, help="Groups in an optimizer step. Default: an eighth of the groups."),
-    ] = None
-    gradient_accumulation_steps: Annotated[
-        int, _WHOLE_FROM_1, Option(least=1, help="Batches that one optimizer step takes, one after another.")
-    ] = 1
+    batch_size: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by minibatches"), Option(least=1)] = None
+    gradient_accumulation_steps: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 1
     total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound")] = None
     warmup_steps: Annotated[int, _WHOLE_FROM_0] = 5
-    start: Annotated[Start, Option(help="Continue the champion's LoRA, or begin a new one on the base.")] = "champion"
+    start: Annotated[Start, Option()] = "champion"
     lora_rank: Annotated[int, _WHOLE_FROM_1] = 8
     lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
     lora_dropout: Annotated[
         float,
         Limit(lambda value: limits.NUMBER.allows(value) and 0 <= value < 1, "at least 0 and below 1"),
-        Option(least=0.0, help="Share of the LoRA's inputs that each optimizer step leaves out, below 1."),
+        Option(least=0.0),
     ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Reference = "base"
     advantage_scale: Scale = "group"
-    imitate_from: Annotated[
-        float | None,
-        _or_none(limits.NUMBER, "to imitate nothing"),
-        Option(help="Imitate corrections, and upstream's answers in runs of at least this reward. Default: off."),
-    ] = None
-    prefer_from: Annotated[
-        float | None,
-        _or_none(limits.ABOVE_0, "to prefer nothing"),
-        Option(
-            help="Learn preferences (DPO) from corrections, and from siblings whose rewards differ by at least this "
-            "much. Default: off."
-        ),
-    ] = None
-    rehearse_from: Annotated[
-        float | None,
-        _or_none(limits.NUMBER, "to rehearse nothing"),
-        Option(
-            help="Against forgetting: also imitate demonstrations, and the policy's own earlier runs of at least "
-            "this reward. Default: off."
-        ),
-    ] = None
-    rehearse_weight: Annotated[
-        float, limits.ABOVE_0, Option(help="Weight of that rehearsal beside the new groups.")
-    ] = 0.1
+    imitate_from: Annotated[float | None, _or_none(limits.NUMBER, "to imitate nothing"), Option()] = None
+    prefer_from: Annotated[float | None, _or_none(limits.ABOVE_0, "to prefer nothing"), Option()] = None
+    rehearse_from: Annotated[float | None, _or_none(limits.NUMBER, "to rehearse nothing"), Option()] = None
+    rehearse_weight: Annotated[float, limits.ABOVE_0, Option()] = 0.1
     preference_beta: Annotated[float, limits.ABOVE_0] = 0.1
     weight_decay: Annotated[float, limits.FROM_0] = 0.0
     max_grad_norm: Annotated[float, limits.ABOVE_0] = 1.0
@@ -167,31 +141,17 @@ class TrainConfig:
     max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound")] = None
     micro_batch_tokens: Annotated[int, _WHOLE_FROM_1] = 16_384
     max_tokens: Annotated[int, _WHOLE_FROM_1] = 32_768
-    learn_truncated: Annotated[
-        bool,
-        Limit(_is_bool, "True or False"),
-        Option(off="--no-learn-truncated", help="Train on answers that were cut off at their length limit, or not."),
-    ] = True
+    learn_truncated: Annotated[bool, Limit(_is_bool, "True or False"), Option(off="--no-learn-truncated")] = True
     gradient_checkpointing: Annotated[
         bool | None, _or_none(Limit(_is_bool, "True, False"), "to decide by the machine")
     ] = None
     dtype: Dtype = "auto"
-    seed: Annotated[
-        int, _WHOLE_FROM_0, Option(least=0, help="Seed of a new LoRA's weights and of the order of groups.")
-    ] = 0
+    seed: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 0
     checkpoint_every_s: Annotated[float, limits.FROM_0] = 60.0
-    save_steps: Annotated[
-        int | None,
-        _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"),
-        Option(least=1, help="Keep a checkpoint every so many optimizer steps, besides the one each minute."),
-    ] = None
-    eval_steps: Annotated[
-        int | None,
-        _or_none(_WHOLE_FROM_1, "to evaluate nothing"),
-        Option(least=1, help="Evaluate on held-out groups with rewards every so many optimizer steps, and at the end."),
-    ] = None
-    processes: Annotated[int, _WHOLE_FROM_1, Option(least=1, help="Training processes, each with its own GPU.")] = 1
-    backend: Annotated[Backend, Option(help="Trainer; auto takes Unsloth on CUDA if it is installed.")] = "auto"
+    save_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"), Option(least=1)] = None
+    eval_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to evaluate nothing"), Option(least=1)] = None
+    processes: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 1
+    backend: Annotated[Backend, Option()] = "auto"
     beta: InitVar[float | None] = None
     kl_penalty: InitVar[float | None] = None
     clip_range: InitVar[float | tuple[float, float] | None] = None

@@ -182,7 +182,7 @@ class LossConfig:
     policy that sampled the token. A bad trajectory has a negative advantage, a good one a positive advantage.
 
     Attributes:
-        name: Name of the loss, a key of `LOSSES`.
+        name: Loss to minimise, as in its paper (`LOSSES`).
         level: "token" computes a ratio for each token, "sequence" one for each trajectory, from the mean of its log
             ratios (GSPO). `None`: the paper's level.
         clip_low: A token of a bad trajectory gets no gradient when its ratio is below `1 - clip_low`.
@@ -209,18 +209,14 @@ class LossConfig:
             above this (DeepSeek-V3.2). The KL term still applies to it. `None`: off.
     """
 
-    name: Annotated[LossName, Option(name="loss", help="Loss to minimise, as in its paper.")] = "dapo"
+    name: Annotated[LossName, Option(name="loss")] = "dapo"
     level: Level | None = None
     clip_low: Annotated[float | None, SHARE] = None
     clip_high: Annotated[float | None, ABOVE_0] = None
     clip_max: Annotated[float | None, _FROM_1] = None
     ratio_cap: Annotated[float | None, _FROM_1] = None
     max_completion_tokens: Annotated[int | None, _FROM_1] = None
-    kl_coefficient: Annotated[
-        float,
-        FROM_0,
-        Option(name="kl", least=0.0, help="Weight of the KL divergence that keeps the policy near the base."),
-    ] = 0.0
+    kl_coefficient: Annotated[float, FROM_0, Option(name="kl", least=0.0)] = 0.0
     kl_estimator: Estimator = "k3"
     importance_cap: Annotated[float | None, _FROM_1] = 3.0
     off_policy_nats: Annotated[float | None, ABOVE_0] = None
