@@ -2,7 +2,7 @@
 
 Each setting is defined once, as a field of `Settings`. Its environment variable, its command-line option (if it is
 marked with `Option`) and its entry in the reference documentation are generated from the field, its type and the text
-below it. The first sentence of that text is the help text of the option.
+below it.
 """
 
 import os

@@ -33,7 +33,6 @@ class Caller:
     """One HTTP request of a caller: its method, path, headers and body, and the methods that send the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Create the object from the three arguments of an ASGI application."""
         self.headers: Pairs = list(scope["headers"])
         self.method: str = scope["method"]
         # `raw_path` keeps escapes, which `path` has resolved already; some servers put the query behind it.

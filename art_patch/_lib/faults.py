@@ -1,7 +1,6 @@
-"""Counts art_patch's own bugs inside the user's process by place; logs one at most each minute and never raises them.
+"""Counts art_patch's own bugs in the user's process by place; logs one a minute, and raises none except under pytest.
 
-Under pytest a bug is raised after it was counted, because otherwise tests could not see it. Errors that are not bugs
-(the store is locked, the disk is full) are counted and logged in the same way and never raised, not even under pytest.
+Errors that are not bugs (the store is locked, the disk is full) are counted and logged alike, and never raised.
 """
 
 import logging

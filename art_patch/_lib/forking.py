@@ -10,9 +10,6 @@
 
 So a fork waits until both kinds of work are over, usually a few milliseconds. Before the fork the parent's connections
 are closed; each is opened again at its next use. A store that hangs delays a fork by at most `FORK_DEADLINE_S`.
-
-To open a store, hundreds of modules are imported and tables are created or migrated, which takes seconds on a busy
-machine. `got_on` and `steps` measure that progress for all code that waits for it with a deadline.
 """
 
 import os

@@ -2,10 +2,9 @@
 
     python -I -S group_guard.py NAME COMMAND...
 
-It is run as a script and imports only the standard library, so that it starts in milliseconds. It leads a process
-group, to which all processes that the command starts belong. The whole group is killed when the command has ended,
-because its children may outlive it (vLLM's workers do, vLLM issue 55510), and when the script's standard input is
-closed, because its parent has ended. SIGTERM is passed on to the command, which then finishes its work and ends.
+It leads a process group, which is killed when the command has ended, because its children may outlive it (vLLM issue
+55510), and when the script's standard input is closed, because its parent has ended. SIGTERM is passed on to the
+command, which then finishes its work and ends.
 """
 
 import ctypes

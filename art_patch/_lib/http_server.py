@@ -1,7 +1,7 @@
 """Opens a listening socket and runs a uvicorn server that shuts down cleanly; all HTTP servers of art_patch use it.
 
-uvicorn by itself would raise the signal again after its shutdown, and the caller's clean-up would not run. It would
-also wait without end for a header, or for a caller who does not read its answer, and take any number of connections.
+uvicorn by itself would raise the signal again after its shutdown, so that the caller's clean-up would not run. It would
+also wait without end for a caller who is slow, and take any number of connections.
 """
 
 import asyncio

@@ -28,10 +28,8 @@ def read_key(key_file: str | Path | None) -> str | None:
 def engine_key(named: str | None, directory: Path, own: Path | None) -> str | None:
     """Return the API key with which to call the engine, or `None` if the engine needs none.
 
-    Args:
-        named: file that the store names for the engine; `None` means that the engine needs no key. Only `engine.key` in
-            `directory` is accepted.
-        own: file that this process's settings name (`engine_key_file`); if given, it is read instead of `named`.
+    The store names the file `named`; only `engine.key` in `directory` is accepted. A file that this process's settings
+    name, `own`, is read instead.
     """
     if own is not None or named is None:
         return read_key(own)

@@ -1,11 +1,10 @@
 """Provides threads, locks and queues of the operating system, even if gevent has replaced Python's own by greenlets.
 
-The recorder's writer needs a real thread. As a greenlet it would stop the app's event loop whenever SQLite or the
-store's lock makes it wait, and gevent's own locks do not work between a greenlet and a real thread. gevent may patch
-the process before or after art_patch is imported.
+As a greenlet, the recorder's writer would stop the app's event loop whenever it waits, and gevent's locks do not work
+between a greenlet and a real thread. gevent may patch the process before or after art_patch is imported.
 
-`Queue` replaces `SimpleQueue`, although `SimpleQueue` is not changed by gevent, because of a bug before Python 3.13:
-its `get(timeout=...)` waits forever if a signal interrupts it at the moment its time is over.
+`Queue` replaces `SimpleQueue`, which gevent does not change, because of a bug before Python 3.13: its
+`get(timeout=...)` waits forever if a signal interrupts it at the moment its time is over.
 """
 
 import _thread

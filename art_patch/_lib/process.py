@@ -138,14 +138,11 @@ class Child(subprocess.Popen[str]):
         errors: str = "replace",
         kernel_ends_it: bool = False,
     ) -> None:
-        """Start the child process.
+        """Start the child process with no other variables than `environment`.
 
-        Args:
-            environment: all environment variables of the child; it inherits none from this process.
-            log: file to which the child's stderr is appended; if given, `stderr` is ignored.
-            kernel_ends_it: true lets the Linux kernel send the child SIGTERM when the thread that started it ends, for
-                programs that do not watch their standard input. It needs a hook between fork and exec, which can
-                deadlock if other threads run, so it is never used in a process of an app.
+        With `log`, the child's stderr is appended to that file. `kernel_ends_it` lets the Linux kernel send SIGTERM
+        when the thread that started the child ends, for programs that do not watch their standard input. It needs a
+        hook between fork and exec, which can deadlock if other threads run, so it is never used in a process of an app.
         """
         self.log = log
         with nullcontext(stderr) if log is None else open_log(log) as errors_to:

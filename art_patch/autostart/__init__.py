@@ -4,9 +4,6 @@ In: settings. Out: environment variables with which every Python process imports
 start. This module runs the `sitecustomize` that Python would have found without ours. When the program imports the SDK,
 or a known library that imports the SDK or is an SDK of another provider, it calls `patch()`. Until then nothing else of
 art_patch is loaded, except for `http_calls` beside an HTTP library, so a process that calls no model is not slower.
-
-Python ignores `PYTHONPATH` with the options `-E` and `-I`, and `sitecustomize` with `-S`; a process that is started
-with one of them is not patched.
 """
 
 import os

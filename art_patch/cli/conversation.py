@@ -260,8 +260,7 @@ def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool =
     """Return the spans and calls of a trajectory as a tree; the children of a span are in the order of their start.
 
     Each span and each call is in the tree once, below its parent span. It is below the root if its parent is unknown,
-    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`. Long values are
-    printed completely with `full`, attributes as the recorded JSON with `raw`.
+    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`.
     """
     known = {span.id for span in spans}
     steps = [(span.parent_id, span.started_at, span.id, _step(span, full=full, raw=raw)) for span in spans]

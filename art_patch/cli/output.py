@@ -1,8 +1,8 @@
 """Prints results, progress and errors.
 
-A terminal must never execute recorded text, and strangers who talk to an agent decide what is recorded. So both
-consoles print whatever could control a terminal as its escape sequence in Python, whatever a command passes to them.
-Recorded texts are passed to rich as `Text`, in which brackets are not markup.
+A terminal must never execute recorded text, which strangers decide who talk to an agent. So both consoles print what
+could control a terminal as its escape sequence in Python. Recorded texts are passed to rich as `Text`, in which
+brackets are not markup.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ class Bars:
     """Shows the progress of a cycle: a bar for each stage, or, if stderr is no terminal, a line when a stage ends."""
 
     def __init__(self, progress: Progress | None) -> None:
-        """Draw on `progress`; `None` prints nothing."""
         self._progress = progress
         self._tasks: dict[str, Any] = {}
 

@@ -1,7 +1,6 @@
 """Makes command-line options from dataclasses: each option is defined once, as a field of a dataclass.
 
-In: a function whose parameters are dataclasses, arguments of Typer, or single values marked with `Option`. Out: a
-command, whose options are the marked fields of the dataclasses.
+A command is a function whose parameters are dataclasses, arguments of Typer, or values marked with `Option`.
 """
 
 import ast

@@ -100,7 +100,6 @@ def _begin_span(name: str) -> Begun[str]:
 
 
 def _begin_marked(attribute: str, value: str | bool) -> Begun[None]:
-    """Change one attribute of the surroundings."""
     now = ambient.surroundings().copy()
     setattr(now, attribute, value)
     return now, None, lambda _: None

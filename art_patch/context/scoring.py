@@ -167,10 +167,8 @@ CAPTURED: ContextVar[Any] = ContextVar("art_patch_captured", default=None)
 
 
 def current_trajectory() -> TrajectoryInfo | Any | None:
-    """Return the trajectory that surrounds the running code, from `trajectory()` or from an OpenTelemetry trace.
+    """Return the trajectory that surrounds the code, from `trajectory()` or an OpenTelemetry trace; `None` without one.
 
-    Inside `capture_auto_trajectory` the result is the `Trajectory` that is being captured; set its `reward` to score
-    it. Where none of these surrounds the code, the result is `None`, even if the recorder later finds that the call
-    continues a recorded conversation and adds it to that trajectory.
+    Inside `capture_auto_trajectory` it is the `Trajectory` that is being captured; set its `reward` to score it.
     """
     return CAPTURED.get() or identify(using=False).trajectory

@@ -7,8 +7,8 @@ as an active OpenTelemetry span, is not carried: OpenTelemetry's `ThreadingInstr
 installed before or after `patch()`. The surroundings apply in the thread until the block that started it has ended (see
 `ambient`).
 
-Outside of every block, starting a thread costs one extra look at the context. A fault in this module never prevents a
-thread from starting: the fault is counted, and the thread runs without surroundings.
+A fault in this module never prevents a thread from starting: the fault is counted, and the thread runs without
+surroundings.
 """
 
 import sys

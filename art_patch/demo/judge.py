@@ -88,7 +88,6 @@ def _right_lookup(message: Mapping[str, Any], item: str) -> str | None:
 
 
 def _completion(model: str, messages: Sequence[Mapping[str, Any]], text: str) -> dict[str, Any]:
-    """Return OpenAI's answer object for `text`."""
     # There is no tokenizer here, so tokens are estimated at four characters each.
     prompt, completion = sum(len(str(message.get("content"))) for message in messages) // 4, len(text) // 4
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -56,7 +56,6 @@ class Process(Child):
     """A child process that is stopped at the end of its `with` block, and when the demo ends."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the process with `environment` added to this process's variables; its stderr is appended to `log`."""
         super().__init__(command, {**os.environ, **environment}, log=log, kernel_ends_it=True)
 
     def __exit__(self, *raised: object) -> None:
@@ -101,10 +100,10 @@ class Agent(Process):
     def ask(
         self, tasks: Iterable[Mapping[str, Any]], *, done: Callable[[int], None] | None = None
     ) -> list[dict[str, Any]]:
-        """Send tasks to the agent and return its results in order, each `{"messages": [...]}` or `{"error": "..."}`.
+        """Send tasks (`question`, `prices`, perhaps `temperature`) and return their results in order.
 
-        A task has the keys `question`, `prices` and optionally `temperature`. `done` is called with the number of tasks
-        finished so far. Raises an `ArtPatchError` if the agent ends before it has answered all tasks.
+        A result is `{"messages": [...]}` or `{"error": "..."}`. `done` is called with the number of tasks finished so
+        far. Raises an `ArtPatchError` if the agent ends before it has answered all tasks.
         """
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         keys: list[str] = []

@@ -4,8 +4,7 @@ The demo makes the tiny model, serves it, and then alternates between traffic, w
 through the engine, and cycles, during which a thinner traffic goes on. Success is measured before the first cycle and
 after each, on questions that never occur in traffic. All parts are real, except the judge: a rule unless one is set.
 
-A measurement asks the champion through the same agent without its two lines of art-patch. So its questions are never
-recorded and never trained on, and the agent's memory use can be compared with and without art-patch.
+A measurement asks the champion through the same agent without its two lines of art-patch.
 """
 
 import hashlib

@@ -1,7 +1,5 @@
 """The demo's task: a shop, questions about its prices, one tool, and the check of an answer. Standard library only.
 
-A seed determines the `Task`s. A transcript is a list of OpenAI messages.
-
 - A task asks for the price of `count` pieces of one item. Each task has its own price list, so the agent must look the
   price up (turn 1) and multiply it by the count (turn 2); the question does not contain the price.
 - The 768 triples (count, item, price of that item) are split into two parts by a fixed hash, whatever the seed. Only

@@ -1,11 +1,8 @@
 """The feedback server: `GET /feedback` shows a page with the question, `POST /feedback` stores the person's answer.
 
-The page is plain HTML: no script, and nothing loaded from elsewhere. A POST sends the page's form, or JSON from an app
-(`{"value": 1, "comment": "..."}`), and JSON is answered with JSON. The server refuses links that are forged (403) or
-expired (410), values out of range (422), and bodies that are too long (413) or of another type (415).
-
-If the store does not hold the run (it was not sampled, or was erased), the server thanks for the answer and does not
-store it.
+The page is plain HTML. A POST sends its form, or JSON from an app (`{"value": 1, "comment": "..."}`), and JSON is
+answered with JSON. Refused are links that are forged (403) or expired (410), values out of range (422), and bodies that
+are too long (413) or of another type (415). An answer to a run that the store does not hold is not stored.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The gate: the test that a candidate must pass before it serves.
 
 Candidate and champion answer the same turns of held-out scenarios, from the recorded prompts, and no tool is executed.
-If the user marked a function as replayable, both policies repeat whole runs of its scenarios instead of single turns.
-The judge ranks the answers or runs of both policies in one group, without their names and in two orders. A paired test
-then compares the policies, with the scenario as its unit (`paired_test`). In doubt the gate rejects the candidate: if
-scenarios are too few, too many scores are missing (`max_unscored`), or the lower confidence bound of the difference is
-not above the margin. It also rejects a candidate that fails one check, however high its scores are. The checks look for
-collapsed answers (`collapse`). On the user's suite of prompts and on each check of the user's, the candidate must be
-proven to be worse than the champion by at most `max_worse`.
+If a function is replayable, both policies repeat whole runs of its scenarios instead. The judge ranks the answers or
+runs of both policies in one group, without their names and in two orders. A paired test then compares the policies,
+with the scenario as its unit (`paired_test`). In doubt the gate rejects the candidate. It also rejects one that fails a
+check, however high its scores are: the answers have collapsed (`collapse`), or it is not proven to be worse than the
+champion by at most `max_worse` on the user's suite and checks.
 """
 
 from art_patch.gate.collapse import collapse_findings, failed_runs

@@ -44,9 +44,7 @@ def collapse_findings(
 ) -> tuple[Finding, ...]:
     """Run every check on both policies' answers to the same turns; return one finding for each check.
 
-    Args:
-        kl_nats: KL divergence per token that training measured, in nats; `None` if it was not measured.
-        seed: draws the random subsets from which the confidence bounds are computed.
+    `kl_nats` is the KL divergence per token that training measured, or `None`; `seed` draws the bounds' random subsets.
     """
     limits = config.collapse
     if limits is None or not answers:

@@ -16,8 +16,7 @@ In: the judge's scores of both policies on the same turns. Out: a verdict with i
 
 The bound (`lower_bound`) inverts the sign-flip permutation test: the bound lies above a number exactly if that test
 rejects the number as the mean difference. If candidate and champion are equal, swapping their names changes nothing, so
-the differences are symmetric around zero whatever the scores look like. The test assumes nothing else. The page of
-negative results in the documentation names other bounds that did not keep their level.
+the differences are symmetric around zero whatever the scores look like. The test assumes nothing else.
 """
 
 import math
@@ -214,12 +213,8 @@ def not_worse(
 ) -> Finding:
     """Test non-inferiority: is the candidate worse than the champion by at most `allowed`, with confidence `level`?
 
-    If the candidate is worse by more than `allowed`, the test wrongly passes it in at most `1 - level` of the cases.
-
-    Args:
-        pairs: both policies' values of the metric for each turn; turns of one scenario are averaged first.
-        allowed: the largest loss that passes, in the metric's own unit.
-        less_is_better: whether a smaller value is better, as for an error rate.
+    If the candidate is worse by more than that, the test wrongly passes it in at most `1 - level` of the cases. `pairs`
+    has both policies' values of the metric for each turn; turns of one scenario are averaged first.
     """
     by_scenario = scenario_means(pairs)
     if not by_scenario:

@@ -1,8 +1,7 @@
 """Chooses what both policies answer in the gate: turns of held-out traffic, and a suite of prompts.
 
-The judge does not learn which policy gave an answer. The prompts come from users, so a user could try to choose prompts
-that steer a promotion. Two rules prevent this: prompts of users who arrived lately are not used, and the scenarios of
-one user are at most a share of all.
+The prompts come from users, so a user could try to choose prompts that steer a promotion. Two rules prevent this:
+prompts of users who arrived lately are not used, and the scenarios of one user are at most a share of all.
 
 A **suite** is a file of prompts that every candidate answers, whatever prompts the traffic contains. It has one prompt
 on each line, as JSON::
@@ -12,7 +11,7 @@ on each line, as JSON::
 Only `messages` is required. If the last message is the assistant's answer, as in OpenAI's fine-tuning files, it is left
 out. The default of `name` is the line's number. `temperature`, `max_tokens`, `max_completion_tokens`, `stop` and
 `chat_template_kwargs` are sent to the engine. The judge and the user's checks score the answers like those on held-out
-traffic. These scores decide about the suite only, not about the comparison on traffic.
+traffic.
 """
 
 import hashlib
@@ -100,12 +99,9 @@ def held_out_turns(
 ) -> HeldOut:  # fmt: skip
     """Choose turns of held-out groups for the gate: newest scenarios first, and turns of different depths first.
 
-    Args:
-        groups: held-out groups, oldest first.
-        without: users whose runs are not used (`new_users`).
-        max_user_share: largest share of the scenarios that may come from one user only. It applies if at least four
-            users are known, and is never less than twice an equal share. Runs without a user are not limited.
-        seed: chooses between calls of the same depth (number of messages).
+    `groups` come oldest first; runs of the users in `without` are not used. At most `max_user_share` of the scenarios
+    come from one user only; that applies if at least four users are known, and is never less than twice an equal share.
+    `seed` chooses between calls of the same depth (number of messages).
     """
     calls: dict[str, list[tuple[TrajectoryInfo, Call]]] = defaultdict(list)
     runs: dict[str, list[TrajectoryInfo]] = defaultdict(list)

@@ -3,8 +3,7 @@
 Sibling spans are attempts at one task within one run, such as best of n under one parent span. They have the same
 parent, the same name and the same beginning: the first call of each has the same masked prompt. Spans of parallel work
 on different tasks, and attempts that know of earlier ones, are no siblings, because they begin differently. Each
-attempt becomes a trajectory of its own, with copies of the calls below its span. `Call.shadow_of` of a copy names the
-original, so that erasing one of them also erases the other.
+attempt becomes a trajectory of its own, with copies of the calls below its span.
 """
 
 import json

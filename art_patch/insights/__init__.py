@@ -1,7 +1,7 @@
-"""Reports on the traffic of a period: is it worth switching from upstream to the champion, and do runs succeed? Pure.
+"""Reports on the traffic of a period; a value that is not known is `None`, never zero. Pure.
 
-`switch_advice` compares the champion's answers with upstream's, and computes costs and savings. `analytics` computes
-statistics of the agent's runs. A value that is not known is `None`, never zero.
+`switch_advice`: is it worth switching from upstream to the champion, and what does it save? `analytics`: do runs
+succeed?
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

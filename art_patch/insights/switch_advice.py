@@ -9,9 +9,9 @@ Only runs in which one policy, or upstream, answered all calls are compared. Run
 separately, never counted as zero.
 
 Costs are in US dollars. Upstream is priced by tokens. For our policies' answers the tokens are counted with our
-tokenizer; the provider's tokenizer may count a few per cent more or fewer. Discounts for cached prompts are ignored,
-because they are not known. A GPU is charged for the time in which an engine was announced to the apps, busy or idle. An
-update is charged for the time that it ran, even if it made no policy.
+tokenizer; the provider's tokenizer may count a few per cent more or fewer. A GPU is charged for the time in which an
+engine was announced to the apps, busy or idle. An update is charged for the time that it ran, even if it made no
+policy.
 """
 
 import math

@@ -163,9 +163,8 @@ def wrap(client: T, **settings: Any) -> T:
     A copy (`with_options`) is recognised by its connection pool, which it shares with the original. Therefore another
     client with the same `http_client` is patched too. `unpatch()` undoes it.
 
-    The first `patch()` or `wrap()` decides the project of the process. With another `project`, this client's calls are
-    recorded and routed in that project alone; the settings that are not given are those of the process, except for
-    `base_url`.
+    With another `project`, this client's calls are recorded and routed in that project alone; the settings that are not
+    given are those of the process, except for `base_url`.
 
     Args:
         client: an `OpenAI` or `AsyncOpenAI` client, or an instance of a subclass.

@@ -57,13 +57,10 @@ def discard_jobs(jobs: Iterable[Path], adapters: Path, known: Collection[str]) -
 
 
 def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
-    """Delete all files of killed updates and gates in a project's directory; return whether that was done.
+    """Delete all files of killed updates and gates of a project unless a cycle runs; return whether that was done.
 
-    This is needed when a user is erased, because the files may contain the user's data. The next cycle starts these
-    updates and gates again, from the data that the store holds then. While a cycle is running, nothing is deleted; the
-    cycle deletes its own files when it ends.
-
-    `known` has the names of all policies in the ledger.
+    An erasure needs this, because the files may contain the user's data. The next cycle begins these updates and gates
+    again from the store. `known` has the names of all policies in the ledger.
     """
     left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
     if not left:

@@ -27,7 +27,6 @@ class CycleLease:
     """The exclusive right of this process to run a cycle on a store."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        """Take charge of a lease that this process has taken."""
         self.store = store.fenced(lease)  # every write fails once the lease is lost
         self._lease = lease
         self._lost = Event()

@@ -175,8 +175,7 @@ def judge_both(
 ) -> Scored:
     """Let the judge rank the answers, and the runs without a reward of their own; average its scores over the orders.
 
-    `repeated` are scenarios of which both policies repeated a whole run, `checked` the scores of the user's checks on
-    these runs. Raises `JudgeError` if the judge scored nothing in one of its orders.
+    `checked` has the scores of the user's checks on the runs. `JudgeError` if an order has no score.
     """
     runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.

@@ -105,7 +105,6 @@ class _Replays:
     """Repeats the runs of one cycle; its method `do` is called by several threads."""
 
     def __init__(self, store: Store, config: grouping.ReplayConfig, left: dict[str, int]) -> None:
-        """Count in `left` why runs were not repeated."""
         self._store = store
         self._left = left
         self._lock = Lock()  # the store allows one thread at a time

@@ -39,8 +39,7 @@ class Answers(NamedTuple):
 def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     """Let the champion answer turns of runs for which `group` found no siblings; write a group for each turn.
 
-    If the engine fails three times in a row, this step ends and the cycle goes on; runs of which no turn was answered
-    again wait for the next cycle.
+    If the engine fails three times in a row, the cycle goes on without the rest, which waits for the next one.
     """
     config = run.config.resample
     if config is None:

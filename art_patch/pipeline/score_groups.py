@@ -32,8 +32,7 @@ def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[]
 def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
     """Form groups of all finished trajectories that are in no group, and write the groups to the store.
 
-    `ended` are ids of trajectories that the cycle has just replayed. They are complete, so they are grouped without
-    waiting `settle_s`. If given, the metrics are named `regroup` instead of `group`.
+    `ended` were just replayed, so they are complete already. The metrics are then named `regroup`, not `group`.
     """
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)

@@ -107,8 +107,7 @@ def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
 def rehearsal_rows(run: Cycle, champion: Policy) -> tuple[tuple[training.Row, ...], tuple[str, ...], JSON]:
     """Return earlier successes of the same model, which an update imitates so that they are not forgotten.
 
-    These are the rows of runs with a reward of at least `rehearse_from`, newest first; the ids of these runs; and
-    metrics, which tell why other runs were left out.
+    These are rows of runs with a reward of at least `rehearse_from`, newest first, the runs' ids, and metrics.
     """
     config = run.config.train
     if config.rehearse_from is None:

@@ -1,9 +1,8 @@
 """Identifies a base model by the files in its directory, without loading its weights.
 
 In: a local directory with `config.json` and `*.safetensors`. Out: a `BaseModel` record with the shape of every tensor
-and a fingerprint. At most 4 KiB of each tensor are read, so even a 15 GB model takes only a moment. The module imports
-neither torch nor transformers, because the trainer, both engines and the command line share it. It raises
-`ModelNotFound` when the directory is not a usable checkpoint.
+and a fingerprint. The module imports neither torch nor transformers, because the trainer, both engines and the command
+line share it. It raises `ModelNotFound` when the directory is not a usable checkpoint.
 """
 
 import hashlib

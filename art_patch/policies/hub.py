@@ -55,10 +55,9 @@ class Hub:
         self._api: Any = HfApi(endpoint=endpoint, token=token, library_name="art-patch")
 
     def open_repository(self, name: str, *, private: bool, update: bool) -> Repository:
-        """Creates the repository `name` (`OWNER/NAME`), or with `update` looks up the existing one.
+        """Creates the repository `name` (`OWNER/NAME`), `private` or not, or with `update` looks up the existing one.
 
-        `private` is the visibility of a new one only. Raises `HubError` if the repository exists without `update`, is
-        missing with `update`, or the hub refuses the request.
+        Raises `HubError` if it exists without `update`, is missing with `update`, or the hub refuses the request.
         """
         with self._asking(f"{name} was not opened"):
             if not update:

@@ -3,7 +3,7 @@
 The route (in the store) tells apps which policy to call. It names a new champion only after the engine has proven it:
 the engine loads the policy under its own name, lists it, and answers one completion with finite log-probabilities. Then
 one transaction makes it champion and changes the route. After that, policies older than those kept for a rollback are
-unloaded. Apps read the route once per poll interval. Until then they call the old champion, which is still loaded.
+unloaded.
 
 A policy under test is proven in the same way. Ending its test, changing its share and rolling back need no engine,
 because the route alone decides which policy apps call.
@@ -73,8 +73,7 @@ def challenge(
 ) -> Policy:  # fmt: skip
     """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
 
-    Raises `EngineError` if the engine cannot serve it; nothing has changed. Raises `ConfigError` if a canary has no
-    `percent`, or a shadow has one.
+    `EngineError` if it cannot be served, and nothing has changed; `ConfigError` if `percent` does not fit the state.
     """
     _prove(ledger, engine, name)
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)

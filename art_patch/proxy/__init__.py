@@ -6,8 +6,7 @@ clients. The caller gets the answer of upstream, or of the champion, byte for by
 Chat completions, completions, responses and Anthropic's messages go through a patched client of the OpenAI SDK, so
 mode, fallback, circuit breaker and record are those of `patching`. All other requests are forwarded to upstream.
 Upstream gets the caller's key, headers (except `x-art-...`) and body, only once: a caller that wants retries repeats
-the request itself. The caller's key is never recorded and never sent to the engine. If a caller disconnects, its
-upstream call is cancelled.
+the request itself. The caller's key is never recorded and never sent to the engine.
 """
 
 from art_patch.proxy.server import run_proxy

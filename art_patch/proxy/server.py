@@ -47,13 +47,7 @@ def run_proxy(
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
 
     Args:
-        upstream: base URL of the provider, such as `https://api.openai.com/v1`.
-        host: address to listen on. For an address other than loopback, `key` is required.
-        port: port to listen on; 0 takes a free one, which `on_ready` gets.
         key: the key that callers must send in the header `x-art-key`.
-        on_ready: called with the address for callers, `http://HOST:PORT/v1`, once the server answers requests.
-        drain_s: seconds that running requests may take to finish after the server was told to stop.
-        stop: ends a server in a thread, which signals do not reach.
         max_body: the largest body in bytes that is recorded and routed; a larger one goes upstream unread.
         settings: the arguments of `patch()`, which documents them.
 

@@ -97,7 +97,6 @@ class AppProcesses:
     """A pool of app processes. A process that has finished a run stays in the pool until its function runs again."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        """Start with an empty pool; `take` starts processes when they are needed."""
         self._config = config
         self._lock = Lock()
         self._free: list[AppProcess] = []

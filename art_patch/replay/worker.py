@@ -2,7 +2,7 @@
 
 The process reads one line of JSON for each run from standard input. To standard output it first writes a line that says
 whether the function was found, then one line for each run. The runs' calls go to the champion (mode `route`) and are
-recorded like any app's calls. Settings come from the environment.
+recorded like any app's calls.
 
 Security: the name of the function comes from the store, and write access to the store must not become the right to run
 any code. So a module or script is executed only if its source marks the function as `replayable`, and a script only if

@@ -4,7 +4,7 @@
 writes it as messages, `client` sends them over HTTP within a budget, `verdict` parses the answer. `ruler` calls them
 for many groups; `ruler_api` offers the judge as functions for users of OpenPipe ART. `defences` looks for signs that
 the judge was fooled, and measures how good a judge is. `checks` runs the user's scoring functions, and `combine`
-computes the reward by a rule of `criteria`. Importing this folder does not import litellm; asking the judge does.
+computes the reward by a rule of `criteria`.
 """
 
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks

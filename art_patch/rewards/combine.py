@@ -196,10 +196,9 @@ def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float 
 def kept_scores(
     group: Group, scores: Iterable[Score] = (), *, combination: Combination = RULER, now: float | None = None
 ) -> tuple[Score, ...]:
-    """Return the scores to store for a group's rewards: the rewards and each criterion's values; empty for `ruler`.
+    """Return the scores to store at `now` for a group's rewards, with each criterion's values; none for `ruler`.
 
-    When they are stored, they replace the group's earlier rewards, and earlier values of the same rules. `now` is the
-    time of the scores (`Score.at`).
+    They replace the group's earlier rewards, and earlier values of the same rules.
     """
     if combination is RULER:
         return ()

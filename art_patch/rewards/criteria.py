@@ -73,7 +73,6 @@ def efficiency_G(group: Group) -> tuple[float | None, ...]:
 
 
 def _efforts(trajectory: Trajectory) -> tuple[int, ...]:
-    """Return tokens written, calls, tool calls."""
     tools = 0
     for position, call in enumerate(trajectory.calls):
         used = chosen_choice(call, trajectory.calls[position + 1 :])

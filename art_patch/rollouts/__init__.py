@@ -13,7 +13,7 @@
 | `environments` | games and simulators -> rollouts that are played in them |
 
 Training by hand uses the store, the update, the ledger and the engine of the automatic cycle. Two things differ: the
-script decides when to train and on what, and no gate run tests the policy. Importing this package loads no module.
+script decides when to train and on what, and no gate run tests the policy.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

@@ -70,8 +70,6 @@ def _begin_bar() -> Any:
 
 
 class _Gathering:
-    """The rollouts of one gathering, counted."""
-
     def __init__(self, show: Callable[..., object], allowed: float, max_metrics: int | None) -> None:
         self._show, self._allowed, self._max_metrics = show, allowed, max_metrics
         self._exceptions = 0

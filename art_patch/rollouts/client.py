@@ -49,7 +49,6 @@ class ModelClient(AsyncOpenAI):
     """An `AsyncOpenAI` for one model, which captures its answers and limits the number of requests in flight."""
 
     def __init__(self, *, lane: Lane, **options: Any) -> None:
-        """Create a client for the model of `lane`, with options of the SDK's `AsyncOpenAI`."""
         self._lane = lane
         # The SDK's ten minutes are too short for the last of a crowd.
         options.setdefault("timeout", Timeout(_ANSWER_S, connect=_CONNECT_S))

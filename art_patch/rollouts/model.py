@@ -1,8 +1,8 @@
 """The models that a training script uses: a `Model` answers requests, a `TrainableModel` is trained as well.
 
 `register` binds a model to a backend. From then on the client of a `TrainableModel` sends requests to the champion, and
-`train` makes and promotes the next policy while requests go on. Fields and methods are those of OpenPipe ART. Methods
-that need the project (`train`, `log`, ...) call the `ModelRuntime` that the backend binds to the model.
+`train` makes and promotes the next policy while requests go on. Methods that need the project (`train`, `log`, ...)
+call the `ModelRuntime` that the backend binds to the model.
 """
 
 from __future__ import annotations
@@ -160,7 +160,6 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         _internal_config: Any = None,
         **more: Any,
     ) -> None:
-        """Create the model from its fields, given by name; `more` holds the fields of a subclass."""
         # `base_model` and `more` are fields of this class and its subclasses, which the parent's signature lacks.
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}
         super().__init__(**fields)

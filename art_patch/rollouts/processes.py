@@ -66,7 +66,6 @@ class Trainer:
     """A project's trainer process, kept from the first update on; an update that is cancelled ends the process."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Create the trainer; `environment` names the project."""
         self._environment, self._log = environment, log
         self._child: ScriptChild | None = None
         self._one = threading.Lock()

@@ -2,8 +2,7 @@
 
 There are two engines behind one HTTP contract. `contract` describes the HTTP routes and has the client that calls them,
 without torch or transformers. `server` answers the routes. It hands each request to `embedded`, which runs the model in
-the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them. `request_checks`
-refuses requests with parameters that the engine cannot honour.
+the server's own process, or to `vllm`, which keeps vLLM processes alive and forwards requests to them.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

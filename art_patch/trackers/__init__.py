@@ -1,6 +1,5 @@
 """Sends runs and policies from the store to W&B, Langfuse, OTLP, MLflow, TensorBoard and Prometheus.
 
-Only commands (`art-patch send`) send data to trackers. The app never does, so none of its calls waits for a tracker.
 `episodes` makes records that are the same for all trackers. Each tracker's module writes them with that tracker's own
 client. `delivery` notes each written item in the store's table `sent`, so a second export writes nothing twice.
 """

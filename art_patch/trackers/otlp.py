@@ -214,7 +214,6 @@ class _ExportErrors(logging.Handler):
 
 @contextmanager
 def _export_errors() -> Generator[_ExportErrors]:
-    """Collect what the client logs while the block runs."""
     # The exporters return only success or failure. The reason is in their log, once for each retry.
     logger, told = logging.getLogger("opentelemetry.exporter"), _ExportErrors()
     propagate, logger.propagate = logger.propagate, False  # else the same lines would also appear on stderr

@@ -1,7 +1,7 @@
 """Writes the metrics of policies and of their updates to TensorBoard and MLflow; runs of the agent are not written.
 
 A metric that has changed, such as the mean reward of a policy that still serves, is written again at the same step;
-both tools show the later value. Each tracker imports its own package, so that a user of one need not install the other.
+both tools show the later value.
 """
 
 import time

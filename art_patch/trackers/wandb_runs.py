@@ -38,8 +38,6 @@ _AXES: Mapping[_Job, str] = {"policies": "policy_step", "update": "update_step"}
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of one run of W&B; its tables are columns and rows by name."""
-
     job: _Job
     run: str
     points: Sequence[Mapping[str, float]] = ()

@@ -260,7 +260,6 @@ class StreamRewriter:
         return line
 
     def _last(self, line: bytes) -> bytes:
-        """Return what is handed out for the announced end."""
         return line
 
     def _check_finished(self) -> None:

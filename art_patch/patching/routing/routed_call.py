@@ -2,8 +2,7 @@
 
 While a canary is tested, calls of a share of the sessions go to the canary in place of the champion; if the canary
 fails, the call goes upstream, not to the champion. Only if the engine answers 404 because the route has just changed,
-the call asks the policy that the new route names. The docstring of `patching.sdk.wrapping` shows the order of the
-steps, for synchronous and asynchronous clients alike. Faults of art_patch never leave this module, except under pytest.
+the call asks the policy that the new route names. Faults of art_patch never leave this module, except under pytest.
 `InvalidAnswer` does, on purpose: the wrapper then reports that the attempt failed, and the call goes upstream.
 """
 

@@ -7,7 +7,7 @@ function, it is skipped, and calls that would use it are not counted.
 
 Also not counted are calls in mode `off`, calls inside `suppress()`, and calls that the library does send through the
 SDK. Calls that an integration records (`record_call`) are not counted in mode `record`. In the other modes they are
-counted, because they cannot be routed. `art-patch doctor` shows the entries of `BYPASSES` that are installed.
+counted, because they cannot be routed.
 """
 
 import inspect

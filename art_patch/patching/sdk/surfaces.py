@@ -1,8 +1,7 @@
 """Decides which requests of the SDK are patched: by their path (the surface), and by the app's own `match`.
 
-The path decides, so that `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike. Requests
-to any other path (embeddings, files, `/responses/compact`) are not changed or recorded. The engine only answers chat
-completions. A request of another surface goes upstream, unless it can be translated into one without loss.
+So `create`, `parse`, `stream`, raw responses and plain `client.post` are treated alike, and requests to other paths are
+not changed or recorded. The engine only answers chat completions; other surfaces are translated or go upstream.
 """
 
 import fnmatch

@@ -119,7 +119,6 @@ def judge_batch(
 def _defend(
     result: JudgedBatch, groups: Sequence[Group], given: Sequence[Score], second: Values, config: DefenceConfig
 ) -> JudgedBatch:
-    """Return the result with agreement, flags, caps and alarms."""
     score_of = {(score.group_id, score.trajectory_id): score for score in given}
     quarantined, flags, capped = dict[str, str](), dict[str, str](), dict[str, float]()
     agreements: list[float] = []

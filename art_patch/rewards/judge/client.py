@@ -5,8 +5,6 @@
   because they work for some providers only and need tenacity as well.
 - `temperature` and `response_format` are optional. litellm drops them for models that it knows not to accept them. If a
   server's error names one of them, the question is sent again without it, and so are all later questions.
-
-Importing this module does not import litellm. Only the job's process loads litellm, never an app's process.
 """
 
 import contextlib
@@ -269,7 +267,6 @@ class JudgeClient:
     def _request(
         self, asked: Mapping[str, Any], estimate_usd: float | None, spent: list[Usage], stop: threading.Event
     ) -> Any:
-        """Make one HTTP request within the budget."""
         import openai
 
         reserved = self.budget.reserve(estimate_usd)

@@ -10,8 +10,6 @@ Trajectories contain text of users, tools and policies, and some of it will addr
   begin a line and cannot forge a fence. A nonce that happens to occur in the content is drawn again.
 - Invisible characters, and characters that change the writing direction, are written as JSON escapes.
 - A notice before and after the data says that fenced text is evidence and never an instruction.
-
-`read_prompt` is the inverse of `write_prompt`. The demo's stand-in judge and the tests read prompts with it.
 """
 
 import hashlib
@@ -222,7 +220,6 @@ def read_prompt(messages: Sequence[Mapping[str, Any]]) -> PromptContent:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the label and the body of each fenced block."""
     # By lines: one expression for a whole block would take quadratic time over openings that nothing closes.
     opening: re.Match[str] | None = None
     body: list[str] = []

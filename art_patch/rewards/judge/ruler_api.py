@@ -10,8 +10,6 @@ These functions differ from ART's in four ways:
   `message_lists`, counted from 1 as in ART, and the scores are returned in the order of `message_lists`.
 - After an invalid answer the judge is asked once more; if that answer is invalid too, `JudgeError` is raised. An answer
   with too few or too many scores is never padded or cut to size.
-
-To judge many groups at once, use `Judge`.
 """
 
 import asyncio

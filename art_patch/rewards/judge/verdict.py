@@ -73,7 +73,6 @@ def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
 
 
 def _rows(text: str) -> list[Any]:
-    """Return the unchecked entries of `scores`."""
     fenced = _FENCED.fullmatch(text)
     bare = fenced[1] if fenced else text
     try:
@@ -117,7 +116,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """Return a short, printable form of any JSON value."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal form, by Python's limit

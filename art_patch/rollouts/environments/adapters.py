@@ -46,8 +46,6 @@ def observe(environment: Any, observation: Any, info: Mapping[str, Any], space: 
 
 
 class _InWords(Environment[Observation, Any]):
-    """An environment whose states and actions are text."""
-
     def __init__(self, instructions: str, names: Sequence[str] | None, attempts: int, illegal_reward: float) -> None:
         self.instructions, self.attempts, self.illegal_reward = instructions, attempts, illegal_reward
         self._names = names

@@ -44,7 +44,6 @@ class Agent:
     """
 
     def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
-        """Create an agent; its arguments are explained at the class."""
         self.model, self.keeps_history, self.params = model, keeps_history, params
 
     def begin(self, instructions: str) -> Trajectory:

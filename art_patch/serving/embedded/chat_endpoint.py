@@ -220,7 +220,6 @@ class ChoiceState:
 
 
 def _split(parts: Sequence[str | ToolCall]) -> tuple[str, list[JSON]]:
-    """Returns the text and the tool calls of an answer, in OpenAI's form."""
     calls: list[JSON] = []
     for call in parts:
         if isinstance(call, ToolCall):

@@ -5,9 +5,9 @@ a tool's definition: it is ignored, as vLLM does. The arguments of a tool call s
 `response_format` or `tool_choice` constrains the answer.
 
 `answer_grammar` writes these two as a grammar, in llguidance's form of Lark; `Grammars` compiles it for the model's
-tokenizer. At each step the scheduler asks the compiled grammar which tokens may come next, and only those are sampled.
-A schema comes from outside, and some schemas take llguidance unlimited time and memory to compile, whatever limits it
-is given. So each new one is compiled in a process of its own first, which may use `_CPU_S` and `_MEMORY_BYTES`.
+tokenizer. A schema comes from outside, and some schemas take llguidance unlimited time and memory to compile, whatever
+limits it is given. So each new one is compiled in a process of its own first, which may use `_CPU_S` and
+`_MEMORY_BYTES`.
 """
 
 import asyncio
@@ -328,7 +328,6 @@ class Grammars:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: str) -> Any:
-        """Returns the matcher, or why there is none."""
         if self._missing or len(grammar) > _MAX_BYTES:
             return self._missing or f"the schemas are larger than {_MAX_BYTES} bytes"
         import llguidance

@@ -1,8 +1,7 @@
 """Find, inspect or build the virtual environment that vLLM runs in, and choose the engine of this machine.
 
 vLLM pins its torch version, on a CPU even a build of its own, and the job and the app need other versions. So vLLM gets
-a virtual environment of its own and runs as a separate process; this module imports no vLLM. `art-patch init vllm`
-builds the environment; `ART_PATCH_VLLM_PYTHON` names the interpreter of another one.
+a virtual environment of its own and runs as a separate process; this module imports no vLLM.
 """
 
 import hashlib
@@ -211,7 +210,6 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
 
 
 def _recipe(device: Device) -> list[str]:
-    """Returns the arguments of one `pip install` after the other."""
     if device == "cuda":
         return [_CUDA]
     return [_TORCH_CPU, "-r cpu_requirements.txt", "--no-deps -r cpu_no_deps.txt", "--no-deps -r cpu_hashed.txt"]

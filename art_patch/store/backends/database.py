@@ -227,7 +227,6 @@ _version = sa.Table(
 
 
 def _make_tables(connection: sa.Connection) -> None:
-    """Make the newest schema from the metadata."""
     # Running all migrations takes ten times as long, and a short program ends before alembic is even imported.
     for table in (*tables.metadata.sorted_tables, _version):
         # `checkfirst` would find a table of the same name in a later schema of PostgreSQL's search path and skip ours.

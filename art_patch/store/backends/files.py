@@ -9,7 +9,7 @@ belonged to a database file that is gone from the path. A broken database file i
 opened it before, or it has the default name and our lock beside it.
 
 The standard library's `sqlite3` is used here instead of SQLAlchemy. SQLite allows no VACUUM and no checkpoint inside a
-transaction, and SQLAlchemy's connections are always in one. Without SQLAlchemy this module is also fast to import.
+transaction, and SQLAlchemy's connections are always in one.
 """
 
 import ctypes

@@ -3,8 +3,6 @@
 A state change of a policy (a move) also changes other policies where needed, such as the old champion, and the route
 that running apps read. The table `promotions` has one row for each move, which is never changed or deleted: who did it,
 when, why, and the metrics behind it.
-
-The groups of a rejected policy: see `Ledger.move`. `trainings` records which policy was trained on which group.
 """
 
 import hashlib

@@ -117,7 +117,6 @@ def _ask_file(path: Path, project: str | None) -> Mapping[str, str]:
 
 
 def _query(project: str | None, mark: str) -> tuple[str, tuple[str, ...]]:
-    """Return the query for a project's route, and its parameters."""
     if project is None:
         return QUERY.format(project=_OF_ONLY), ()
     return QUERY.format(project=_OF_NAME.format(mark=mark)), (project,)

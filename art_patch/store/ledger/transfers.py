@@ -74,11 +74,9 @@ class Transfers(Part):
     ) -> Generator[ExportNote]:
         """Record an export while the block writes it. If the block fails, no file is left, and the record is removed.
 
-        Args:
-            filters: the filters that select the trajectories. The audit log gets only their names, because their values
-                may be users' texts.
-            at_once: each row leaves the machine when it is written, as with a tracker. Then, as for stdout, the record
-                stays even if the block fails.
+        The audit log gets only the names of `filters`, because their values may be users' texts. `at_once`: each row
+        leaves the machine when it is written, as with a tracker or stdout; then the record stays even if the block
+        fails.
         """
         at = time.time() if now is None else now
         export = ExportNote(self._database, new_id(at))

@@ -177,7 +177,6 @@ def _difference(kind: Kind, call: Call, recorded: Ids, rendered: Ids, tokenizer:
 
 
 def _common(one: Ids, other: Ids) -> int:
-    """Returns the number of tokens that both begin with."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 

@@ -154,8 +154,6 @@ class Preferences:
 
 @dataclass(frozen=True, slots=True)
 class _Sibling:
-    """A run that is one row."""
-
     reward: float
     prompt_ids: tuple[int, ...]
     row: Row
@@ -270,5 +268,4 @@ def _require_none(reasons: Reasons, call: Call) -> None:
 
 
 def _ended(choice: Choice) -> bool:
-    """Tells whether an answer came to its end by itself."""
     return choice.finish_reason in ("stop", "tool_calls", "function_call")

@@ -179,7 +179,6 @@ def _decoder_of(causal: Any) -> Any:
 
 
 def _asked(pack: Pack, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Returns the last three arguments of `logprobs` for a pack."""
     # No temperatures where all are 1: this saves a pass over the logits.
     plain = bool((pack.temperature_Q == 1.0).all())
     return (

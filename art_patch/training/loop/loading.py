@@ -139,7 +139,6 @@ def _recomputes(config: TrainConfig, device: torch.device) -> bool:
 
 
 def _recompute_blocks(model: torch.nn.Module) -> None:
-    """Switches gradient checkpointing on and nothing else."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers' own switch ties it to training mode, which would switch dropout on too. So each block is told by

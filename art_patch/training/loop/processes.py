@@ -188,7 +188,6 @@ def _listen(started: list[Child], progress: Progress) -> None:
 
 
 def _hear(rank: int, process: Child, heard: SimpleQueue[tuple[int, str | None]]) -> None:
-    """Queues the lines of one process, and `None` after the last."""
     if process.stdout is not None:
         with process.stdout as output:
             for line in output:
