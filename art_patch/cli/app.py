@@ -9,7 +9,6 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from traceback import format_exc
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -190,7 +189,7 @@ class _Visible(logging.Formatter):
 def run_app() -> None:
     """Run the command in `sys.argv` and end the process with its exit code."""
 
-    def on_terminate(_signal: int, _frame: FrameType | None) -> None:
+    def on_terminate(*_: object) -> None:
         raise KeyboardInterrupt  # so that SIGTERM unwinds like Ctrl-C: locks freed, children stopped, exit code 130
 
     signal.signal(signal.SIGTERM, on_terminate)

@@ -7,7 +7,6 @@ about the other words only.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from art_patch.grouping.scenario import Task
 
@@ -67,7 +66,7 @@ def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Em
     """
     import numpy as np
 
-    blocks: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    blocks: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for key, task in tasks.items():
         blocks[task.setting, task.attached, _hard(task)].append(key)
     crowded = sorted(key for keys in blocks.values() if len(keys) > 1 for key in keys)

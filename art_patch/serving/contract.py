@@ -50,7 +50,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPException
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_patch._lib import key_files
@@ -269,11 +268,11 @@ class EngineClient:
         shown = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
         self._request(path, {"lora_name": name}, shown)
 
-    def _request(self, path: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> Any:
+    def _request(self, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Any:
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         try:
-            return self._client.post(path, cast_to=object, body=body, options={"headers": headers})
+            return self._client.post(path, cast_to=object, body=body, options={"headers": headers or {}})
         except APIStatusError as error:
             raise self._refusal(path, error.status_code, error.body, str(error)) from error
         except APIConnectionError as error:

@@ -18,15 +18,7 @@ from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
 from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
-from art_patch.patching.routing.target import (
-    Key,
-    Target,
-    is_about_the_engine,
-    is_connect_timeout,
-    reason,
-    room_in_s,
-    sticky_key,
-)
+from art_patch.patching.routing import target as routing
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
@@ -43,7 +35,7 @@ _MAX_ATTEMPTS = 2
 class Attempt(NamedTuple):
     """One request to the engine. `target.champion` is the asked policy, even if that is a canary or a pinned one."""
 
-    target: Target
+    target: routing.Target
     engine_client: Any
     options: Any
 
@@ -66,7 +58,7 @@ class RoutedCall:
         self.attempt: Attempt | None = None
         self._attempts, self._attempt_began = 0, 0.0
         self._claimed = self._asks_again = self.takes_empty = self.routed = False
-        self._run: Key | None = None
+        self._run: routing.Key | None = None
         model = options.json_data.get("model")
         name = model if isinstance(model, str) else ""
         self.exchange = Exchange(runtime.recorder, name, who.trajectory, who.span_id, who.group_key)
@@ -85,9 +77,9 @@ class RoutedCall:
         if self.routed and (target.mode != "route" or target.challenger_state == "shadow"):
             self._choose(target)
 
-    def _choose(self, target: Target) -> None:
+    def _choose(self, target: routing.Target) -> None:
         """Decide whether the call belongs to the share that a policy answers, or is asked in the background."""
-        key = sticky_key(self._identity, self.options.json_data)
+        key = routing.sticky_key(self._identity, self.options.json_data)
         if target.mode == "shadow" or target.challenger_state == "shadow":
             self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
         if target.mode == "shadow":
@@ -118,7 +110,7 @@ class RoutedCall:
             faults.fault("patching.route", fault)
         return self.attempt
 
-    def _make_attempt(self, target: Target) -> Attempt | None:
+    def _make_attempt(self, target: routing.Target) -> Attempt | None:
         engine_client = self.runtime.engine_clients.get(self.client, target, self.is_async) if target.routes else None
         if engine_client is None:
             return None  # no policy serves any more, or the app talks to the engine itself, for example to judge
@@ -149,14 +141,15 @@ class RoutedCall:
         try:
             attempt, self.attempt = self.attempt, None
             self._claimed = False  # the next attempt, or upstream, brings another response
-            if (pause_s := room_in_s(error)) is not None:
+            if (pause_s := routing.room_in_s(error)) is not None:
                 self.runtime.engine_full(pause_s)
             self._asks_again = isinstance(error, EmptyAnswer) or pause_s is not None
             self.runtime.ended(self)
             self.exchange.forget_answer()
             self.exchange.server = self.client.base_url
             challenger = attempt is not None and attempt.target.asks_challenger
-            self.exchange.fallback = reason(error) if attempt is None else attempt.target.failed(reason(error))
+            why = routing.reason(error)
+            self.exchange.fallback = why if attempt is None else attempt.target.failed(why)
             is_404 = getattr(error, "status_code", None) == 404
             # The engine no longer serves the policy that this run is pinned to.
             if is_404 and self._run is not None:
@@ -167,7 +160,7 @@ class RoutedCall:
                 self.routed = stood_still or (is_404 and self._is_gone(attempt.target.champion))
             else:
                 self.routed = False
-            if self.routed or stood_still or not is_about_the_engine(error):
+            if self.routed or stood_still or not routing.is_about_the_engine(error):
                 self.runtime.engine_released(challenger=challenger)
                 # Perhaps the engine is gone nevertheless. The recorder's thread can tell, which no loop holds up.
                 self.runtime.in_doubt |= stood_still
@@ -177,11 +170,11 @@ class RoutedCall:
             self.routed = False
             faults.fault("patching.fallback", fault)
 
-    def _stood_still(self, error: Exception, target: Target) -> bool:
+    def _stood_still(self, error: Exception, target: routing.Target) -> bool:
         """Return whether the connection timed out only because the app's event loop was busy."""
         # A loop that was busy for long sees the timeout before it sees that the connection is there.
         waited_s = time.monotonic() - self._attempt_began
-        return self.is_async and is_connect_timeout(error) and waited_s > 1.25 * target.connect_timeout_s
+        return self.is_async and routing.is_connect_timeout(error) and waited_s > 1.25 * target.connect_timeout_s
 
     def _is_gone(self, policy: str | None) -> bool:
         """Return whether the store routes calls to another policy by now."""

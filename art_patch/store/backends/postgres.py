@@ -16,7 +16,6 @@ import json
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 from psycopg.types.string import StrDumperUnknown
@@ -229,7 +228,7 @@ class _Text(StrDumperUnknown):
         return obj.encode("utf-8", "backslashreplace").replace(b"\0", rb"\x00")
 
 
-def _dumps(value: Any) -> str:
+def _dumps(value: object) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:

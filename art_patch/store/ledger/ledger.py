@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -195,7 +194,7 @@ class Ledger(Part):
         with self._database.write(durable=True) as connection:
             note(connection, who, decisions.UPDATE_ENDED, detail, time.time() if now is None else now)
 
-    def history(self, *, limit: int = 50) -> list[dict[str, Any]]:
+    def history(self, *, limit: int = 50) -> list[JSON]:
         """Return the newest `limit` state changes of policies, newest first."""
         with self._database.read() as connection:
             table = tables.promotions

@@ -29,7 +29,6 @@ The suffix of a name gives the axes of a tensor: N tokens, R rows (token sequenc
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +112,7 @@ def _only_finite(batch: LossInput) -> LossInput:
     per_token: dict[str, Tensor] = {f.name: v for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
     logprobs = [per_token[name] for name in ("logprob_N", "old_N", "recorded_N", "reference_N") if name in per_token]
     finite_N = torch.stack([values_N.detach().isfinite() for values_N in logprobs]).all(dim=0)
-    kept: dict[str, Any] = {name: values_N[finite_N] for name, values_N in per_token.items()}
+    kept = {name: values_N[finite_N] for name, values_N in per_token.items()}
     return replace(batch, **kept)
 
 
