@@ -159,10 +159,10 @@ class Child(subprocess.Popen[str]):
                 preexec_fn=_SIGTERM_WITH_PARENT if kernel_ends_it and sys.platform == "linux" else None,
             )
 
-    def last_words(self, most_bytes: int = 2_000) -> str:
-        """Return the last five lines of the child's log, from its last `most_bytes` bytes."""
+    def last_words(self) -> str:
+        """Return the last five lines of the child's log."""
         assert self.log is not None
-        return "\n".join(end_of_log(self.log, most_bytes).splitlines()[-5:]) or "it wrote nothing"
+        return "\n".join(end_of_log(self.log, 2_000).splitlines()[-5:]) or "it wrote nothing"
 
     def stop(self, grace_s: float = 15.0) -> None:
         """Send the child SIGTERM and wait; if it runs longer than `grace_s`, kill its process group with SIGKILL."""

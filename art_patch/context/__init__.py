@@ -2,10 +2,7 @@
 
 In: `trajectory()`, `span()`, `group()` and `suppress()` around the app's code. Out: an `Identity` for each call that
 starts; trajectories, spans, scores and corrections for the store. The state lives in the current OpenTelemetry context.
-Each call reads it once, when the call starts.
-
-A call belongs to the first of these that exists: an explicit `trajectory()` (or an outermost `span()`); the active
-OpenTelemetry trace; the trajectory of an earlier conversation that it extends (found by `recording`); a new trajectory.
+Each call reads it once, when the call starts. docs/pages/explanation/trajectories-and-siblings.md has the rules.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

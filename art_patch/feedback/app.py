@@ -77,7 +77,6 @@ def run_feedback(
     port: int = 0,
     advertise: str | None = None,
     on_ready: Callable[[str], None] | None = None,
-    drain_s: float = 5.0,
     stop: threading.Event | None = None,
 ) -> None:
     """Run the feedback server until SIGTERM, SIGINT or `stop`; raises as `bind` and `serve` of `http_server` do.
@@ -104,7 +103,7 @@ def run_feedback(
             # Behind a proxy with TLS, people's browsers name the proxy's host.
             names = (host, urlsplit(here).hostname or "") if is_loopback(str(sock.getsockname()[0])) else None
             app = PageGuard(app, names, pages=True)
-            serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop)
+            serve(app, sock, drain_s=5.0, on_ready=ready, stop=stop)
         finally:
             store.close()
 

@@ -1,16 +1,11 @@
 """Grouping: puts trajectories of one task into groups of siblings. Pure: no clock, no database, no model.
 
-A trajectory's scenario is the key of the surrounding `group()` block, else the key that `trajectory(scenario=...)` was
-given, else the task: system prompt, tools and the first user message.
-
 - `wording` masks the parts that differ between two requests for one task, such as dates, ids and addresses, reduces a
   text to the words that distinguish its task from others, and corrects typos.
-- `scenario` computes the scenario key of a task, and decides which scenarios are held out for the gate.
+- `scenario` computes the key of a task, unless the user gave one, and decides what is held out for the gate.
 - `embeddings` also asks an embedding model which tasks mean the same, if the caller has one.
 - `form` makes the groups, also from several attempts within one run. A run without a sibling waits for one.
 - `lone_runs` chooses how a run without siblings gets some.
-
-Runs with different system prompts or tools are siblings only under one key of the user's, or with the option `across`.
 """
 
 from art_patch.grouping.embeddings import Embed, embed_with

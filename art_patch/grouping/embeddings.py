@@ -23,6 +23,7 @@ _COUNTING = frozenset(
     """.split()  # noqa: SIM905 - reads better than fifty quotes
 )
 _BATCH = 256
+_SIMILAR = 0.95  # least cosine similarity of two wordings of one task
 
 
 def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> Embed:
@@ -57,12 +58,12 @@ def embed_with(base_url: str, model: str, *, api_key: str | None = None, timeout
     return embed
 
 
-def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed, similar: float) -> dict[str, str]:
+def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Embed) -> dict[str, str]:
     """Return scenario key -> key of another scenario with the same meaning, at least as frequent.
 
     Scenarios are visited from the most to the least frequent. Each joins the most similar scenario that has not joined
     another itself, because similarity does not add up along a chain. `tasks` and `counts` have one task of each
-    scenario and the number of its runs, by key. `similar` is the least cosine similarity of one meaning, 0..1.
+    scenario and the number of its runs, by key.
     """
     import numpy as np
 
@@ -80,7 +81,7 @@ def same_meaning(tasks: Mapping[str, Task], counts: Mapping[str, int], embed: Em
         leaders: list[str] = []
         for key in sorted(keys, key=lambda key: (-counts[key], key)) if len(keys) > 1 else ():
             cosines = vectors[[row[leader] for leader in leaders]] @ vectors[row[key]]
-            if leaders and cosines.max() >= similar:
+            if leaders and cosines.max() >= _SIMILAR:
                 found[key] = leaders[int(cosines.argmax())]
             else:
                 leaders.append(key)

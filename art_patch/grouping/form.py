@@ -59,7 +59,6 @@ def form_groups(
     singles: bool = False,
     across: bool = False,
     embed: Embed | None = None,
-    similar: float = 0.95,
 ) -> Grouping:
     """Put trajectories of one task into groups of siblings; report why other trajectories are in no group.
 
@@ -71,11 +70,11 @@ def form_groups(
         holdout_share: share of the scenarios that is held out for the gate.
         singles: form a group of a held-out scenario even without siblings, because the gate needs its prompts only.
         across: ignore system prompts and tools: runs with the same words in the first user message have the same task.
-        embed: returns one vector for each text (`embed_with`). Tasks whose vectors have at least the cosine similarity
-            `similar` (0..1) count as one. If it raises `ConnectionError`, only the words are compared.
+        embed: returns one vector for each text (`embed_with`). Tasks whose vectors are similar enough count as one. If
+            it raises `ConnectionError`, only the words are compared.
     """
     left: Counter[str] = Counter()
-    texts = _Texts(trajectories, across, embed, similar)
+    texts = _Texts(trajectories, across, embed)
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
         given = given_scenario(trajectory) or texts.scenario(trajectory)
@@ -140,7 +139,7 @@ class _Texts:
     """The scenarios of all runs without a user's key, by their texts."""
 
     # All texts are read together, because typos and embeddings need the other texts.
-    def __init__(self, trajectories: Sequence[Trajectory], across: bool, embed: Embed | None, similar: float) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], across: bool, embed: Embed | None) -> None:
         self.unheard: str | None = None
         seen: dict[str, tuple[str, tuple[Word, ...]]] = {}
         self._tasks: dict[str, Task] = {
@@ -157,7 +156,7 @@ class _Texts:
             tasks = {keys[task]: task for task in sorted(keys, key=lambda task: (task.text, task.words), reverse=True)}
             same: Mapping[str, str] = {}
             try:
-                same = same_meaning(tasks, counts, embed, similar)
+                same = same_meaning(tasks, counts, embed)
             except ConnectionError as error:
                 self.unheard = str(error)
             self._keys = {key: same.get(scenario, scenario) for key, scenario in self._keys.items()}

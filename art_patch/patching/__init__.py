@@ -3,10 +3,9 @@
 `patch()` wraps the OpenAI SDK, `wrap()` a single client of it; `unpatch()` restores the SDK. In: the calls of the app.
 Out: the SDK's own results to the app, and an exchange for each call to `recording`.
 
-Rules: nothing in this package breaks, slows or blocks a call. The champion's answer is checked before the app gets it.
-If the champion fails or the check fails, the call goes upstream, as it would without art_patch, and the call's record
-says why. Errors of the provider reach the caller unchanged. Faults of art_patch itself are counted, and logged at most
-once a minute; under pytest they are raised.
+Nothing in this package breaks, slows or blocks a call. If the champion fails, or its answer does not pass the checks,
+the call goes upstream, and its record says why. Errors of the provider reach the caller unchanged. Faults of art_patch
+are counted, and logged at most once a minute; under pytest they are raised.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily

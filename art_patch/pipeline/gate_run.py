@@ -1,9 +1,8 @@
 """The step `gate`: candidate and champion answer the same held-out scenarios, and the gate decides between them.
 
-Both policies answer held-out turns and the prompts of the user's suite. If `--replay` is set, they repeat whole runs of
-scenarios that can be repeated. Such a scenario counts once, and none of its single turns is used as well. The judge
-ranks the answers without the policies' names, in both orders. The verdict is written to the ledger together with its
-metrics: judge, rubric, a hash of all prompts, and one row for each check.
+Both policies answer held-out turns and the user's suite. With `--replay` they repeat whole runs of scenarios that can
+be repeated, in place of single turns. The verdict is written to the ledger with its metrics: judge, rubric, a hash of
+all prompts, and one row for each check.
 """
 
 from collections import defaultdict

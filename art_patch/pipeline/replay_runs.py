@@ -1,11 +1,9 @@
 """Repeats whole runs with the app's own `replayable` functions, in separate processes that load the app's code.
 
 `replay` makes siblings for runs that have none: the champion answers, and the app's process records as always. `rerun`
-lets candidate and champion each repeat held-out scenarios for the gate. For this, each policy has a scratch store of
-its own, in which it is the champion. A process sends its calls to the policy that its store names. The real app uses
-the project's store, so its calls cannot reach the candidate, which is not published. Grouping, the canary test, reports
-and retention never read scratch stores. The stores are deleted when the gate ends, or by the next cycle if it was
-killed.
+lets candidate and champion each repeat held-out scenarios for the gate. There each policy has a scratch store of its
+own, in which it is the champion, because a process sends its calls to the policy that its store names; the real app
+uses the project's store. Only the gate reads scratch stores, and they are deleted when it ends, or by the next cycle.
 """
 
 from __future__ import annotations

@@ -96,7 +96,6 @@ def run_explicit_update(
     evaluation: Sequence[str] = (),
     who: str,
     progress: Progress,
-    now: float | None = None,
 ) -> ExplicitUpdate:
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
@@ -110,7 +109,7 @@ def run_explicit_update(
         if champion is None:
             raise StoreError("no policy serves yet; start `art-patch serve --base MODEL`")
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
-        at, report = time.time() if now is None else now, held.guarding(progress)
+        at, report = time.time(), held.guarding(progress)
         run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)
         clean_up.sweep_leftovers(run, champion)
         # A script samples new runs after a kill, so its killed update is not continued. If the update was a cycle's,

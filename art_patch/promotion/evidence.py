@@ -66,9 +66,9 @@ def blocks(observations: Iterable[Observation]) -> list[Block]:
 class Arm:
     """Counts of the calls and sessions of one policy, champion or policy under test, since the test began.
 
-    In `sessions` and `failed_sessions` each session counts once. It counts as failed if its newest call failed or fell
-    back to upstream. The calls of a session are alike, and a client that gets no answer retries, so the breakdown rule
-    counts sessions and not calls. The majority of a session's calls would show a breakdown late in long sessions.
+    A session counts once, and as failed if its newest call failed or fell back to upstream. Its calls are alike, and a
+    client without an answer retries, so the breakdown rule counts sessions; a majority of their calls would show it
+    late.
     """
 
     calls: int = 0

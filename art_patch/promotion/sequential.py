@@ -3,33 +3,30 @@
 Paired comparisons from live traffic (`Evidence`) decide: go on, roll back, promote, or end without an answer.
 
 **Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
-champion by at most the signal's tolerance. If the test rejects this hypothesis, the policy is rolled back. For rewards
-and feedback, a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one, a
-canary is promoted as soon as both policies have answered `min_sessions` sessions; a shadow is never promoted. If
-neither happens within `max_hours`, the test ends and nothing is promoted.
+champion by at most the signal's tolerance. If the test rejects it, the policy is rolled back. For rewards and feedback,
+a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one, a canary is
+promoted as soon as both policies have answered `min_sessions` sessions.
 
 **Error rates**. A wrong rollback has a probability of at most `alpha` for all looks of one test together, which the
-signals share equally (Bonferroni); a wrong promotion likewise, which rewards and feedback share. The breakdown rule
-(`hard_share`) is not covered: it waits for no proof, because every further call would cost a user an answer.
+signals share equally (Bonferroni); a wrong promotion likewise. The breakdown rule (`hard_share`) is not covered: it
+waits for no proof, because every further call would cost a user an answer.
 
 **Unit.** The unit is a block (`evidence.blocks`), which has values of both policies from the same time. It gives one
-difference D of their means, from -1 to 1. Nothing else is assumed about the distribution of the values. The policy's
-share of the sessions may change between blocks: the next share is chosen before the next block begins, so the
-expectation of each D is still the difference between the policies. So a test goes on after a change, and keeps the
-capital of its bets (see below). If it restarted, a policy that is worse would get another chance of `alpha` at each
-change.
+difference D of their means, from -1 to 1; nothing else is assumed about the values. The policy's share of the sessions
+may change: the next share is chosen before the next block begins, so the expectation of each D stays the difference
+between the policies. A test goes on after a change and keeps its capital: a restart would give a worse policy another
+chance of `alpha`.
 
 **Betting martingale.** Consider the null hypothesis that the mean of D is at most m. A bettor starts with capital 1 and
 bets a fraction g before each block; the block multiplies the capital by `1 + g (D - m) / (1 + m)`, which is never
 negative. If the null hypothesis is true, the expected capital does not grow. So by Ville's inequality the capital ever
-reaches `1 / alpha` with a probability of at most `alpha`, however often somebody looks. The mean of the capitals of
-several g has the same property: a large g finds a large difference within few blocks, a small g finds a small
-difference later. The numbers m that are not rejected form a confidence sequence. See Waudby-Smith and Ramdas 2024,
-https://arxiv.org/abs/2010.09686, and Howard et al. 2021, https://arxiv.org/abs/1810.08240. Bets that adapt to the
-observed variance are left out.
+reaches `1 / alpha` with a probability of at most `alpha`. The mean of the capitals of several g has the same property:
+a large g finds a large difference within few blocks, a small g a small difference later. The numbers m that are not
+rejected form a confidence sequence. See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, and Howard et
+al. 2021, https://arxiv.org/abs/1810.08240. Bets that adapt to the observed variance are left out.
 
-**Fails closed.** If a value is not a number, or outside its scale, its signal cannot be compared, and the policy is not
-promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.
+**Fails closed.** A signal with a value that is not a number, or outside its scale, cannot be compared, and a champion
+without calls neither. Then the policy is not promoted.
 """
 
 import math

@@ -1,12 +1,9 @@
 """An HTTP server with the APIs of OpenAI and Anthropic. It routes and records calls as if `patch()` ran in the caller.
 
-It is for calls that a patch of the Python SDK cannot reach: other languages, litellm's own transports, other HTTP
-clients. The caller gets the answer of upstream, or of the champion, byte for byte.
-
-Chat completions, completions, responses and Anthropic's messages go through a patched client of the OpenAI SDK, so
-mode, fallback, circuit breaker and record are those of `patching`. All other requests are forwarded to upstream.
-Upstream gets the caller's key, headers (except `x-art-...`) and body, only once: a caller that wants retries repeats
-the request itself. The caller's key is never recorded and never sent to the engine.
+It is for calls that a patch of the Python SDK cannot reach. The caller gets the answer of upstream, or of the champion,
+byte for byte. Calls go through a patched client of the OpenAI SDK, so mode, fallback, circuit breaker and record are
+those of `patching`; all other requests are forwarded. Upstream gets the caller's key, headers (except `x-art-...`) and
+body, only once. The caller's key is never recorded and never sent to the engine.
 """
 
 from art_patch.proxy.server import run_proxy

@@ -176,7 +176,7 @@ def history(
     output.stdout().print(table)
 
 
-def _state(move: dict[str, Any], which: str, share: str) -> str:
+def _state(move: types.JSON, which: str, share: str) -> str:
     """Return the state before or after a move; for a canary with its share of the sessions, if it is known."""
     state: str | None = move[which]
     percent = move["metrics"].get(share) if state == "canary" else None

@@ -1,11 +1,9 @@
 """The embedded engine's scheduler: one thread that owns the model.
 
-Between two decode steps the thread runs commands, admits waiting requests as a new cohort, and merges that cohort into
-a running one if this costs less. Then it runs one decode step over each cohort in turn.
-
-If a decode step raises, only the requests of its cohort fail; if a row's log-probability is NaN, only that row's
-request fails. If `max_waiting` requests wait already, or a request would wait longer than its caller accepts, it is
-refused at once. How long it would wait follows from the rows ahead of it and from the mean time of a row.
+Between two decode steps it runs commands, admits waiting requests as a new cohort, and merges that into a running one
+if this costs less. If a decode step raises, only the requests of its cohort fail; if a row's log-probability is NaN,
+only that row's request. Of a request that comes, the expected wait follows from the rows ahead of it and the mean time
+of a row.
 """
 
 import logging

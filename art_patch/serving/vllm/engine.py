@@ -1,11 +1,9 @@
 """All vLLM replicas as one engine: keeps the same policies in each replica, and chooses a replica for each request.
 
-A policy is served once every replica that takes requests has loaded it and has computed the log-probabilities of its
-training. A replica that is being restarted takes no requests until it has loaded every policy again.
-
-If a replica is full or fails before the first byte of its answer, the request goes to another replica; if there is
-none, the caller gets 429 or 503. If it fails later, the server closes the caller's connection without completing the
-response, so that no client takes a partial answer for a complete one.
+A policy is served once every replica that takes requests has loaded it and proven its training's log-probabilities; a
+replica that is being restarted takes none before that. A request whose replica is full or fails before the first byte
+goes to another one; if there is none, the caller gets 429 or 503. After the first byte, the connection is closed
+without completing the response, so that no client takes a partial answer for a complete one.
 """
 
 import asyncio
@@ -55,16 +53,12 @@ class VllmEngine:
         home: Path,
         replicas: int = 1,
         gpus: Sequence[Sequence[str]] | None = None,
-        ready_timeout_s: float = 600.0,
-        inherited: Mapping[str, str] = os.environ,
     ) -> None:
         """Creates the engine without starting a process; `start` starts the vLLM processes.
 
         Args:
             home: directory for logs and for copies of the adapters; created if it is missing.
-            gpus: the GPUs of each replica; with `None`, `CUDA_VISIBLE_DEVICES` in `inherited` decides.
-            ready_timeout_s: seconds within which a replica must take requests after its start.
-            inherited: environment variables that vLLM inherits, see `variables_of`.
+            gpus: the GPUs of each replica; with `None`, `CUDA_VISIBLE_DEVICES` decides.
         """
         self.base = base
         self.base_policy = check_name(f"{options.name}@0")
@@ -82,10 +76,10 @@ class VllmEngine:
 
         def replica(number: int) -> Replica:
             socket, log = self._sockets / f"{number}.sock", home / f"vllm-{number}.log"
-            variables = variables_of(options, inherited, gpus=None if gpus is None else gpus[number])
+            variables = variables_of(options, os.environ, gpus=None if gpus is None else gpus[number])
             start = partial(VllmProcess, command_line(options, socket), variables, log=log, home=home)
             named = (self.base_policy, options.dtype)
-            return Replica(number, *named, socket, start, self._catch_up, ready_timeout_s=ready_timeout_s)
+            return Replica(number, *named, socket, start, self._catch_up, ready_timeout_s=600.0)
 
         self.replicas = [replica(number) for number in range(replicas)]
 

@@ -1,12 +1,10 @@
 r"""A store in a schema of a PostgreSQL server: pooled connections, advisory locks, and servers that restart.
 
 Write transactions are READ COMMITTED and hold an advisory lock (`database.WRITERS`), which they share unless they
-delete rows or migrate. Read transactions are REPEATABLE READ and read only, so each one reads one snapshot, as on
-SQLite. `write()` commits with `synchronous_commit=off`, which corresponds to SQLite's `synchronous=NORMAL`: a crash of
-the server may lose the commits of the last fraction of a second, each of them completely.
-
-A lost connection may mean that the server crashed and lost commits. So the next write connects again, makes the tables
-again if they are gone, and raises `generation`, so that the writer repeats the messages it believed to be stored.
+delete rows or migrate. Read transactions are REPEATABLE READ, so each one reads one snapshot, as on SQLite. `write()`
+commits with `synchronous_commit=off`: a crash of the server may lose the commits of the last fraction of a second, each
+of them completely. A lost connection may mean such a crash. So the next write connects again, makes missing tables
+again, and raises `generation`, so that the writer repeats the messages it believed to be stored.
 
 Characters that PostgreSQL cannot store are replaced by their Python escapes: NUL by `\x00`, a lone surrogate by
 `\ud800`. NaN and the infinities become null in JSON.

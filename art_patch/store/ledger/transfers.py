@@ -145,15 +145,14 @@ class Transfers(Part):
             note(connection, who, "import", {"path": path, **metrics}, time.time() if now is None else now)
 
     def note_copy(
-        self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON,
-        now: float | None = None,
-    ) -> None:  # fmt: skip
+        self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON
+    ) -> None:
         """Add an audit entry about a copy of a policy that leaves the project, before the copy is made.
 
         `export policy` is a copy on disk, `push policy` an upload that is to begin, `pushed policy` one that has ended.
         """
         with self._database.write(durable=True) as connection:
-            note(connection, who, action, detail, time.time() if now is None else now)
+            note(connection, who, action, detail, time.time())
 
     def _finish(self, export: ExportNote, row: JSON, filters: JSON | None) -> None:
         table = tables.exports
