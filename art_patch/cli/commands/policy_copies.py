@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import policies as adapters
-from art_patch import store, types
+from art_patch import policies, store, types
 from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject
@@ -91,9 +90,9 @@ def push(
     """
     if update and private is not None:
         raise ConfigError("--update leaves a repository as visible as it is; leave --private and --public out")
-    adapters.check_repository(repository)
+    policies.check_repository(repository)
     _require(copying.merged, "huggingface_hub")
-    hub = None if dry_run else adapters.Hub()
+    hub = None if dry_run else policies.Hub()
     with project.opened() as (settings, opened):
         source = _read(settings, opened, policy, copying)
         with (
@@ -125,9 +124,9 @@ class _Source:
     """A policy that was checked against its manifest and its base."""
 
     policy: types.Policy
-    base: adapters.BaseModel
+    base: policies.BaseModel
     base_id: str | None
-    adapter: adapters.ValidatedAdapter
+    adapter: policies.ValidatedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class _Copy:
     """The files of a policy as they were written, with their sizes in bytes."""
 
     source: _Source
-    merged: adapters.Merged | None
+    merged: policies.Merged | None
     files: dict[str, int]
 
     def facts(self) -> dict[str, Any]:
@@ -159,7 +158,7 @@ class _Copy:
         if self.merged.gap_nats is not None:
             words += f", within {self.merged.gap_nats:.1g} nats of what its trainer computed"
         if self.merged.left_out:
-            words += f", without {adapters.some(list(self.merged.left_out))}, which transformers does not load"
+            words += f", without {policies.some(list(self.merged.left_out))}, which transformers does not load"
         return words
 
 
@@ -180,27 +179,27 @@ def _read(settings: Settings, opened: store.Store, name: str, copying: Copying) 
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
     if policy.path is None:
         raise ConfigError(f"{name} is the base model itself, which lies at {policy.base}; there is nothing to copy")
-    base = adapters.read_base_model(copying.base or Path(policy.base))
+    base = policies.read_base_model(copying.base or Path(policy.base))
     # A LoRA on another base would load without an error and answer nonsense.
     if base.sha256 != policy.base_sha256:
         raise AdapterRejected(
             f"{name} was trained on {policy.base} (fingerprint {policy.base_sha256[:12]}), and what lies at "
             f"{base.directory} is another model ({base.sha256[:12]}); name its own with --base"
         )
-    adapter = adapters.validate_adapter(settings.adapters, name, base, max_rank=_ANY_RANK)
-    return _Source(policy, base, copying.base_id or adapters.hub_id_of(policy.base), adapter)
+    adapter = policies.validate_adapter(settings.adapters, name, base, max_rank=_ANY_RANK)
+    return _Source(policy, base, copying.base_id or policies.hub_id_of(policy.base), adapter)
 
 
 def _write(source: _Source, copying: Copying, work: Path, *, base_name: str | None, progress: output.Bars) -> _Copy:
     merged = None
     if copying.merged:
         step = partial(progress, "merge")
-        merged = adapters.write_merged(source.adapter, source.base, work, dtype=copying.dtype, step=step)
+        merged = policies.write_merged(source.adapter, source.base, work, dtype=copying.dtype, step=step)
     else:
-        adapters.write_adapter(source.adapter, work, base_name=base_name)
+        policies.write_adapter(source.adapter, work, base_name=base_name)
     dtype, found = merged.dtype if merged else None, source.adapter
-    card = adapters.Copied(source.policy, found.sha256, found.rank, dtype, source.base_id, copying.license)
-    adapters.write_card(card, work)
+    card = policies.Copied(source.policy, found.sha256, found.rank, dtype, source.base_id, copying.license)
+    policies.write_card(card, work)
     return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())})
 
 

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from art_patch import policies as adapters
-from art_patch import promotion, serving, store
+from art_patch import policies, promotion, serving, store
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch.cli import output
 from art_patch.cli.commands.policies import watch_beside
@@ -87,7 +86,7 @@ def serve(
     names = _names(advertise)
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, who = read_key(key_file), project.actor("serve")
-    adapters.check_name(f"{model.name}@0")
+    policies.check_name(f"{model.name}@0")
     choice = serving.choose(engine, model.device, python=settings.vllm_python, environments=settings.environments)
     own_key = made_key(settings.directory / ADMIN_KEY_FILE) if key is None else None
     # The port is checked before seconds go into loading the model.
@@ -101,7 +100,7 @@ def serve(
     if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
-    checkpoint = adapters.read_base_model(adapters.resolve_model_dir(base))
+    checkpoint = policies.read_base_model(policies.resolve_model_dir(base))
     champion = opened.ledger.champion()  # again: the base may have been downloaded for minutes
     if champion is not None and champion.base_sha256 != checkpoint.sha256:
         raise ConfigError(
@@ -169,7 +168,7 @@ def _serves(ledger: store.Ledger, name: str) -> str | None:
 
 
 def _embedded(
-    model: ModelOptions, vllm: VllmServer, extra: list[str] | None, checkpoint: adapters.BaseModel, settings: Settings
+    model: ModelOptions, vllm: VllmServer, extra: list[str] | None, checkpoint: policies.BaseModel, settings: Settings
 ) -> serving.Served:
     # Refused rather than ignored: a user who asks for two GPUs must not get one without a word.
     given = [f"--{option.replace('_', '-')}" for option in VllmServer.__slots__ if getattr(vllm, option)]
@@ -197,7 +196,7 @@ def _vllm(
     vllm: VllmServer,
     extra: list[str] | None,
     choice: serving.Choice,
-    checkpoint: adapters.BaseModel,
+    checkpoint: policies.BaseModel,
     settings: Settings,
 ) -> serving.Served:
     assert choice.vllm is not None

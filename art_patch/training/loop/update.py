@@ -28,10 +28,9 @@ from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop import job as jobs
 from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of, start_scores
-from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of
+from art_patch.training.loop.job import Arrays, TrainJob, claim, file_content, plan_of, read_file, write_file
 from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, require_machine
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
@@ -252,7 +251,7 @@ def read_train_state(directory: Path) -> tuple[TrainState, Arrays]:
     Without a checkpoint it returns the state of a new update and no arrays. Raises `TrainingError` if the checkpoint is
     damaged or cannot be read.
     """
-    found = jobs.read_file(directory / _FILE)
+    found = read_file(directory / _FILE)
     return (TrainState(), {}) if found is None else (TrainState(**found[1]), found[0])
 
 
@@ -270,5 +269,5 @@ class CheckpointWriter:
         """
         counted = self._every_steps is not None and train_state.done % self._every_steps == 0
         if now or counted or time.monotonic() - self._kept_at >= self._every_s:
-            jobs.write_file(self._path, jobs.file_content(learner.arrays(), asdict(train_state)))
+            write_file(self._path, file_content(learner.arrays(), asdict(train_state)))
             self._kept_at = time.monotonic()
