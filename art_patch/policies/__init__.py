@@ -1,19 +1,18 @@
 """Policies on disk: their adapter directories, the checks before an engine serves one, and copies for other tools.
 
-- `files` publishes, reads and deletes the directory of an adapter, the LoRA of one policy.
+- `files` publishes, reads and deletes the directory of an adapter, the LoRA of one policy, and reads the tensor shapes
+  and the fingerprint of a base model.
 - `validation` checks a LoRA's config and weights before an engine loads it, and what the engine then computes with it.
-- `base_model` reads the tensor shapes and the fingerprint of a base model.
 - `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
-    from art_patch.policies.base_model import BaseModel, Dtype, base_fingerprint, read_base_model, resolve_model_dir
     from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
     from art_patch.policies.files import (
-        CONFIG, MANIFEST, WEIGHTS, check_name, publish_adapter, read_json, remove_adapter, remove_unpublished, some,
-        unpublished,
+        CONFIG, MANIFEST, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, publish_adapter, read_base_model,
+        read_json, remove_adapter, remove_unpublished, resolve_model_dir, some, unpublished,
     )
     from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.validation import (

@@ -21,8 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
-from art_patch.policies.base_model import BaseModel, Dtype, read_base_model
-from art_patch.policies.files import CONFIG, WEIGHTS, some
+from art_patch.policies.files import CONFIG, WEIGHTS, BaseModel, Dtype, read_base_model, some
 from art_patch.policies.validation import Probe, ValidatedAdapter, check_probe
 from art_patch.types import Policy
 
