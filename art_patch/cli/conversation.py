@@ -149,7 +149,7 @@ def _print_call(page: Page, bundle: formats.Bundle, number: int, call: Call, sai
     prompt = [canonical(message) for message in call.messages]
     # An agent sends the whole conversation with each call. Sub-agents branch off, so any earlier call may be the one
     # that this call continues: the one with the longest common beginning.
-    shared, before = max(((_shared(prompt, other), len(other)) for other in said), default=(0, 0))
+    shared, before = max(((sum(takewhile(bool, map(eq, prompt, other))), len(other)) for other in said), default=(0, 0))
     answer = [canonical(call.choices[0].message)] if call.choices else []
     said.append(prompt + answer)
     page.console.print()
@@ -181,11 +181,6 @@ def _print_call(page: Page, bundle: formats.Bundle, number: int, call: Call, sai
             page.note(_token_metrics(choice))
     if not call.choices:
         page.note("no answer")
-
-
-def _shared(prompt: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Return with how many equal messages both begin."""
-    return sum(takewhile(bool, map(eq, prompt, other)))
 
 
 def _metrics(call: Call) -> str:

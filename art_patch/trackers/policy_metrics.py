@@ -137,15 +137,12 @@ class Mlflow:
         for item in items:
             parts[item.payload.policy.name].append(item.payload)  # by run, because finding a run takes a request
         try:
-            experiment = self._found_experiment()
+            known = self._client.get_experiment_by_name(self._experiment)
+            experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
             for some in parts.values():
                 self._log(self._found_run(experiment, some[0].policy), some)
         except (MlflowException, OSError) as error:
             raise TrackerError(f"{self.target} refused: {error}; look at the address, then send again") from error
-
-    def _found_experiment(self) -> str:
-        known = self._client.get_experiment_by_name(self._experiment)
-        return self._client.create_experiment(self._experiment) if known is None else known.experiment_id
 
     def _found_run(self, experiment: str, policy: Policy) -> str:
         name, at_ms = policy.name, int(policy.created_at * 1000)

@@ -100,7 +100,8 @@ def target_names(model: Any) -> list[str]:
     if targets:
         chosen = {name for name in linear if _ends_with_any(name, targets)}
     else:
-        chosen = {name for name in linear if not (_has_experts(model) and name.endswith(_TAKEN_FOR_EXPERTS))}
+        experts = any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters())
+        chosen = {name for name in linear if not (experts and name.endswith(_TAKEN_FOR_EXPERTS))}
     if not chosen:
         raise TrainingError(
             f"a {model.config.model_type} has no linear layer that a LoRA can be put on; train another base model"
@@ -125,10 +126,6 @@ def linear_names(model: Any) -> list[str]:
         and _IN_A_BLOCK.search(name)
         and not _ROUTER.search(name)
     ]
-
-
-def _has_experts(model: Any) -> bool:
-    return any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters())
 
 
 def _ends_with_any(name: str, ends: tuple[str, ...]) -> bool:
