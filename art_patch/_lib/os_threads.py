@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty
 from typing import Any, Generic, TypeVar
@@ -75,6 +75,10 @@ class Queue(Generic[T]):
             if not self._filled.wait(end - time.monotonic()):
                 raise Empty
         return self._items.popleft()
+
+    def __iter__(self) -> Iterator[T]:
+        """Look at what is in the queue now."""
+        return iter(self._items.copy())
 
     def empty(self) -> bool:
         """Whether the queue holds no item."""

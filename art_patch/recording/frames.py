@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -99,7 +99,7 @@ def decode(body: bytes, queue: Queue) -> Exchange | list[Record]:
     if "records" in head:
         return [_typed(kind, record) for kind, record in head["records"]]
     exchange = Exchange(queue, head["requested_model"])
-    for name in (*_FACTS, "error", "fallback"):
+    for name in {*_FACTS, "error", "fallback"} & head.keys():  # an older release may have written fewer
         setattr(exchange, name, head[name])
     exchange.asked = _typed("Asked", head["asked"])
     if head["trajectory"] is not None:
@@ -132,4 +132,7 @@ def _adapter(kind: str) -> Any:
         from art_patch import types
         from art_patch.recording.chat import Asked
 
-        return TypeAdapter(Asked if kind == "Asked" else getattr(types, kind))
+        record = Asked if kind == "Asked" else getattr(types, kind)
+        if not is_dataclass(record):
+            raise LookupError(kind)
+        return TypeAdapter(record)

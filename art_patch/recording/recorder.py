@@ -24,7 +24,7 @@ from art_patch.recording.accounting import Account, Counts
 from art_patch.recording.delivery import Delivery, Item, Sink, Waiting
 from art_patch.recording.exchange import FIXED_SIZE, Exchange
 from art_patch.recording.frames import decode
-from art_patch.recording.spooler import Mark, Passed, Spooler
+from art_patch.recording.spooler import Mark, Passed, Spooler, counted
 from art_patch.settings import Settings
 from art_patch.store import waits_for_network
 
@@ -226,15 +226,13 @@ class Recorder:
     def _may_leave_it(self) -> bool:
         # Only this process can give a call to the app's tracer provider, after it has parsed it.
         traces = self.settings.otel == "auto" and "opentelemetry.sdk.trace" in sys.modules
-        return self._spooler is not None and not traces
+        return self._spooler is not None and self._spooler.is_whole and not traces
 
     def restart_in_child(self) -> None:
         """Start again with an empty queue in a forked child. The parent keeps its queue and its connections."""
         # Closing an inherited SQLite connection would release the parent's file locks, so the connection must never
         # even be collected.
         _graveyard.append(self._delivery)
-        if self._spooler is not None:
-            self._spooler.let_go()
         self.generation += 1
         self._begin()
 
@@ -242,20 +240,20 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            if self._spooler is not None:
-                self._spooler.wait_for_first_moments(hurry=self._nudge)
-            self._prepare()
-            self._loop()
-            if self._spooler is not None:
-                self._spooler.close()
-            self._delivery.close()
-            if self._telemetry is not None:
-                self._telemetry.close()
-        except Exception as error:
-            faults.fault("recording.loop", error)
+            with counted("recording.loop"):
+                if self._spooler is not None:
+                    self._spooler.wait_for_first_moments(hurry=self._nudge)
+                self._prepare()
+                self._loop()
+                if self._spooler is not None:
+                    self._spooler.close()
+                self._delivery.close()
+                if self._telemetry is not None:
+                    self._telemetry.close()
         finally:
             self._thread = None
-        if not self._queue.empty() and not self._delivery.pending:
+        # A mark that says to end is no reason to begin again.
+        if any(not getattr(each, "ends", False) for each in self._queue) and not self._delivery.pending:
             self.ensure_running()  # an item was queued after the last look at the queue, when `put()` saw a thread
 
     def _prepare(self) -> Converter:
@@ -278,7 +276,7 @@ class Recorder:
         tick_at = time.monotonic() + wait_s
         while True:
             now = time.monotonic()
-            if now >= tick_at:
+            if now >= tick_at and not self._stopping:  # a tick queues a report, which would start the threads again
                 self._tick()
                 tick_at = now + self.settings.poll_interval_s
             if self._delivery.pending:
@@ -375,11 +373,11 @@ class Recorder:
             self._release([] if item is None else [item])
             self._account.lose(type(record).__name__, accounting.REFUSED)
         if not self._delivery.pending:
-            if self._takeover is not None and self._delivery.sink is not None:
-                self._takeover.look(self._delivery.sink, self._breathe)
             for mark in self._marks:
                 mark.written.set()
             self._marks.clear()
+            if self._takeover is not None and self._delivery.sink is not None:
+                self._takeover.look(self._delivery.sink, self._breathe)
         else:
             self._marks = [mark for mark in self._marks if not mark.given_up]
 

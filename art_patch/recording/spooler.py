@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -40,6 +40,17 @@ FIRST_MOMENTS_S = 0.3
 
 _TRY_AGAIN_S = 10.0
 _IDLE_S = 3600.0
+
+
+@contextmanager
+def counted(place: str) -> Generator[None]:
+    """Count an error in the block, and go on: what the system refuses (disk, open files) as no fault of art_patch."""
+    try:
+        yield
+    except (OSError, ImportError) as error:  # without a free file number, a module is not found
+        faults.trouble(place, error)
+    except Exception as error:
+        faults.fault(place, error)
 
 
 class Mark:
@@ -79,6 +90,7 @@ class Spooler:
         self._not_before = 0.0
         self._thread: NativeThread | None = None
         self._ready = Flag()
+        self._imported = False
 
     # What the app's threads call.
 
@@ -102,11 +114,6 @@ class Spooler:
             self._thread = None
             raise
 
-    def let_go(self) -> None:
-        """In a forked child: leave all files to the parent."""
-        for file in self._files:
-            file.let_go()
-
     # What the recorder's thread calls.
 
     @property
@@ -122,13 +129,19 @@ class Spooler:
         if not waits_for_network(self._settings.store) and hurry.wait(FIRST_MOMENTS_S):
             hurry.set()  # `wait` lowered it
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody has deleted a file, or cut it off."""
+        with self._lock:
+            return not any(file.is_gone for file in self._files)
+
     def finished(self, items: Sequence[Item]) -> None:
         """Note that items are in the store, or dropped."""
         places: dict[SpoolFile, list[int]] = {}
         for item in items:
             if item.place is not None:
                 places.setdefault(item.place[0], []).append(item.place[1])
-        with self._lock, self._disk():
+        with self._lock, counted("recording.spool"):
             for file, at in places.items():
                 file.finished(at)
                 if file.is_empty and file in self._files[:-1]:
@@ -137,25 +150,16 @@ class Spooler:
 
     def close(self) -> None:
         """Remove the file if the store has all of it. The next item begins another one."""
-        with self._lock, self._disk():
+        with self._lock, counted("recording.spool"):
             if len(self._files) == 1 and self._files[0].is_empty:
                 self._files.pop().remove()
-
-    @contextmanager
-    def _disk(self) -> Generator[None]:
-        """Count what the disk refuses. Then a file stays, and the store gets a second time what it has already."""
-        try:
-            yield
-        except OSError as error:
-            faults.trouble("recording.spool", error)
 
     # What the thread does.
 
     def _run(self) -> None:
         try:
-            with late_import():
-                for name in ("chat", "frames", "redaction"):
-                    import_module(f"art_patch.recording.{name}")
+            with counted("recording.spooler"):
+                self._import()
             self._ready.set()
             while self._pass_on(self._gathered()):
                 pass
@@ -164,8 +168,16 @@ class Spooler:
         finally:
             self._thread = None
             self._ready.set()
-        if not self._inbox.empty():
-            self.start()  # an item was queued after the mark, when the recorder saw a thread
+        with suppress(RuntimeError):  # the interpreter is going down
+            if not self._inbox.empty():
+                self.start()  # an item was queued after the mark, when the recorder saw a thread
+
+    def _import(self) -> None:
+        if not self._imported:
+            with late_import():
+                for name in ("chat", "frames", "redaction"):
+                    import_module(f"art_patch.recording.{name}")
+            self._imported = True
 
     def _gathered(self) -> list[Passed]:
         while True:
@@ -187,16 +199,15 @@ class Spooler:
             if isinstance(each, Mark):
                 passed.append(each)
                 continue
-            try:
+            body: bytes | None = b""
+            with counted("recording.frame"):
                 body = self._frame(each)
-            except Exception as error:
-                body = b""
-                faults.fault("recording.frame", error)
             if body is not None:
                 passed.append(each)
             if body:
                 framed.append((each, body))
-        self._write(framed)
+        with counted("recording.spool"):
+            self._write(framed)
         for each in passed:
             if isinstance(each, Mark):
                 each.safe.set()
@@ -204,6 +215,7 @@ class Spooler:
         return not any(isinstance(each, Mark) and each.ends for each in passed)
 
     def _frame(self, item: Item) -> bytes | None:
+        self._import()
         from art_patch.recording.frames import encode_call, encode_records
 
         if self._settings.redact is not None:
@@ -228,9 +240,8 @@ class Spooler:
                     self._files.append(create(self._settings, to_json({"sample_rate": rate})))
                 file = self._files[-1]
                 places = file.append(bodies)
-        except OSError as error:
+        except OSError:
             self._not_before = now + _TRY_AGAIN_S
-            faults.trouble("recording.spool", error)
-            return
+            raise
         for (item, _), place in zip(framed, places, strict=True):
             item.place = (file, place)

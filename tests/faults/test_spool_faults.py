@@ -1,0 +1,153 @@
+"""Faults of the files between a call and the store: none to be had, deleted, cut off, or kept open by a child."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from art_patch.recording import spool_directory
+from art_patch.settings import Settings
+from tests.support.apps import Programs, Store
+
+NO_FREE_FILE = """
+import resource
+if sys.argv[1] == "before the first call":
+    art.unpatch()
+call("not recorded" if sys.argv[1] == "before the first call" else "first")
+art.patch()
+held, most = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most[1]))
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for number in range(3):
+    call(str(number))
+time.sleep(1)
+counted = sum(art.status().errors.values())
+for each in held:
+    os.close(each)
+print(art.flush(30), art.status().dropped, counted < 100)
+"""
+
+
+@pytest.mark.parametrize("when", ["before the first call", "later"])
+def test_without_a_free_file_number_calls_wait_and_no_thread_spins(programs: Programs, store: Store, when):
+    """Not even a module can be imported then."""
+    ran = programs.run(NO_FREE_FILE, when)
+    assert (ran.code, ran.out) == (0, "True 0 True\n"), ran.err
+    assert "bug" not in ran.err
+    assert store.texts() == ["0", "1", "2"] + ["first"] * (when == "later")
+
+
+WAITS = """
+import glob, shutil
+spool = sys.argv[1]
+
+def in_spool(number):
+    end = time.monotonic() + 30
+    while sum(os.path.getsize(each) > 300 for each in glob.glob(spool + "/*")) < number and time.monotonic() < end:
+        time.sleep(0.002)
+
+"""
+
+
+def test_a_short_program_whose_files_were_deleted_writes_its_calls_to_the_store(programs: Programs, store: Store):
+    code = WAITS + 'call("one")\nin_spool(1)\nshutil.rmtree(spool)\n'
+    ran = programs.run(code, str(spool_directory(Settings(store=store.url))))
+    assert (ran.code, ran.err) == (0, "")
+    assert store.texts() == ["one"]
+
+
+@pytest.mark.parametrize("how", ["cut off", "deleted"])
+def test_what_comes_after_a_file_was_cut_off_or_deleted_is_in_another_one(programs: Programs, store: Store, how):
+    """A tool that cuts off old logs does so; frames behind a hole could not be read."""
+    code = WAITS + (
+        'call("one")\nin_spool(1)\n'
+        "for each in glob.glob(spool + '/*'):\n"
+        f"    {'os.truncate(each, 0)' if how == 'cut off' else 'os.unlink(each)'}\n"
+        'call("two")\nin_spool(1)\nos.kill(os.getpid(), 9)\n'
+    )
+    ran = programs.run(code, str(spool_directory(Settings(store=store.url))))
+    assert ran.code == -signal.SIGKILL
+    assert "two" in store.texts()
+
+
+CHILDREN = """
+import fcntl, glob, threading
+from contextlib import closing
+from functools import cache
+from art_patch.recording import take_over
+from art_patch.settings import Settings
+from art_patch.store import open_store
+
+def holds():
+    there = (os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
+    return sum(each.startswith(os.environ["SPOOL"]) for each in there)
+
+call("one")
+assert art.flush(30)
+settings = Settings(store=os.environ["ART_PATCH_STORE"])
+found = []
+
+class Sink:
+    def write(self, records):
+        found.append(holds())
+        for fork in (os.fork, lambda: os.forkpty()[0]):
+            child = fork()
+            if child == 0:
+                os._exit(holds())
+            found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+take_over(settings, Sink)
+print(json.dumps(found))
+"""
+
+
+def test_a_child_does_not_hold_the_files_that_its_parent_takes_over(programs: Programs, store: Store):
+    """Else nobody could take them over for as long as the child lives, even if the parent is dead."""
+    spool = spool_directory(Settings(store=store.url))
+    call = 'call("left")\nimport glob\nend = time.monotonic() + 30\n'
+    call += f"while not any(os.path.getsize(each) > 300 for each in glob.glob({str(spool)!r} + '/*')):\n"
+    call += "    assert time.monotonic() < end\n    time.sleep(0.002)\nos.kill(os.getpid(), 9)\n"
+    assert programs.run(call).code == -signal.SIGKILL
+    # Its recorder would take the file over itself.
+    prelude = "import art_patch.recording.takeover\nart_patch.recording.takeover.Takeover.look = lambda *_: None\n"
+    from tests.support.apps import PRELUDE
+
+    ran = programs.run("import json\n" + CHILDREN, prelude=PRELUDE + prelude, env={"SPOOL": str(spool)})
+    assert ran.code == 0, ran.err
+    parent, *children = json.loads(ran.out)
+    assert (parent >= 1, children) == (True, [0, 0])
+
+
+CHANGES = """
+import sqlite3, threading
+call("first")
+assert art.flush(30)
+locked = sqlite3.connect(sys.argv[1], isolation_level=None)
+locked.execute("BEGIN IMMEDIATE")
+for number in range(3):
+    art.patch(spool_mib=100 + number)
+    call(str(number))
+art.unpatch()
+locked.execute("ROLLBACK")
+locked.close()
+
+def ours():
+    return [each.name for each in threading.enumerate() if each.name.startswith("art_patch")]
+
+end = time.monotonic() + 40
+while ours() and time.monotonic() < end:
+    time.sleep(0.05)
+print(ours())
+"""
+
+
+def test_recorders_that_were_replaced_while_the_store_was_locked_end(programs: Programs, store: Store):
+    ran = programs.run(CHANGES, str(store.path), timeout=100)
+    assert (ran.code, ran.out) == (0, "[]\n"), ran.err
+    assert store.texts() == ["0", "1", "2", "first"]
