@@ -42,15 +42,18 @@ def parse_request(exchange: Exchange) -> Asked:
 
         request = without_media(exchange.request)
         exchange.media_replaced = request is not exchange.request
-        exchange.asked = _reader(exchange.asked_api)(parse_object(request))
+        exchange.asked = reader(exchange.asked_api)(parse_object(request))
         exchange.request = b""
         # Made here, so that they stay the same wherever the call is read, and a call that is read twice is stored once.
         exchange.id, exchange.run_id = new_id(exchange.started_at), new_id(exchange.started_at)
     return cast("Asked", exchange.asked)
 
 
-def _reader(api: str) -> Any:
-    # One by one: a process that ends right after its first call has no time for all of them.
+@cache
+def reader(api: str) -> Any:
+    """Return the function that reads the requests of an API."""
+    # One by one: a process that ends right after its first call has no time for all of them. And once: the recorder's
+    # thread holds `late_import` while it imports what opens a store, for a second on a busy machine.
     with late_import():
         if api == "messages":
             from art_patch.recording.messages import read_messages_request as read

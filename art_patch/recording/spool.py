@@ -142,9 +142,10 @@ class SpoolFile:
     def let_go(self) -> None:
         """Close the file and leave it: to whoever takes it over, or in a forked child to the parent."""
         fd, self._fd = self._fd, -1  # the number may soon be that of a file of the app's
-        try:  # noqa: SIM105 - `suppress` may be taken apart as well
-            self._close(fd)
-        except OSError:
+        try:
+            if fd >= 0:  # gevent's `close` raises another error
+                self._close(fd)
+        except OSError:  # without `suppress`, which may be taken apart as well
             pass
 
 

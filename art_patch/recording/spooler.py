@@ -177,6 +177,7 @@ class Spooler:
             with late_import():
                 for name in ("chat", "frames", "redaction"):
                     import_module(f"art_patch.recording.{name}")
+            import_module("art_patch.recording.frames").reader("chat")
             self._imported = True
 
     def _gathered(self) -> list[Passed]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import ExitStack, closing
+from functools import cache
 
 import pytest
 
-from art_patch.recording import spool_directory
+from art_patch.errors import StoreError
+from art_patch.recording import spool_directory, take_over
 from art_patch.settings import Settings
-from tests.support.apps import Programs, Store
+from art_patch.store import open_store
+from tests.support.apps import PRELUDE, Programs, Store
+from tests.support.postgres import new_server
 
 NO_FREE_FILE = """
 import resource
@@ -49,7 +54,7 @@ spool = sys.argv[1]
 
 def in_spool(number):
     end = time.monotonic() + 30
-    while sum(os.path.getsize(each) > 300 for each in glob.glob(spool + "/*")) < number and time.monotonic() < end:
+    while sum(os.path.getsize(each) > 600 for each in glob.glob(spool + "/*")) < number and time.monotonic() < end:
         time.sleep(0.002)
 
 """
@@ -74,6 +79,53 @@ def test_what_comes_after_a_file_was_cut_off_or_deleted_is_in_another_one(progra
     ran = programs.run(code, str(spool_directory(Settings(store=store.url))))
     assert ran.code == -signal.SIGKILL
     assert "two" in store.texts()
+
+
+IMPORTS = """
+from art_patch._lib.forking import late_import
+call("first")
+in_spool(1)
+size = os.path.getsize(glob.glob(spool + "/*")[0])
+with late_import():  # as the recorder's thread, while it imports what opens a store
+    call("second")
+    while os.path.getsize(glob.glob(spool + "/*")[0]) <= size:
+        time.sleep(0.002)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_calls_get_into_the_spool_while_the_recorder_imports(programs: Programs, store: Store):
+    code = WAITS + "art.patch(flush_interval_s=60)\n" + IMPORTS
+    ran = programs.run(code, str(spool_directory(Settings(store=store.url))), timeout=30)
+    assert ran.code == -signal.SIGKILL, ran.err
+    assert store.texts() == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_calls_of_a_server_that_is_down_are_taken_over_when_it_is_back(programs: Programs, tmp_path):
+    """By any program of the project, with the right role only: an error of the server drops nothing."""
+    server = new_server()
+    try:
+        url = server.url(server.new_database())
+        settings = Settings(home=tmp_path, store=url)
+        env = {"ART_PATCH_STORE": url, "ART_PATCH_HOME": str(tmp_path)}
+        server.stop()
+        for text, end in (("killed", "in_spool(1)\nos.kill(os.getpid(), 9)"), ("ended", "")):
+            ran = programs.run(f"{WAITS}call({text!r})\n{end}", str(spool_directory(settings)), env=env)
+            assert (ran.code, "1 call kept beside" in ran.err) == ((-signal.SIGKILL, False) if end else (0, True))
+        server.start()
+        server.execute("CREATE ROLE stranger LOGIN")
+        with ExitStack() as stack:
+            opened = stack.enter_context(closing(open_store(url, project="default")))
+            stranger = cache(lambda: open_store(url.replace("postgres@", "stranger@"), project="default"))
+            with pytest.raises(StoreError):
+                take_over(settings, stranger)
+            assert take_over(settings, lambda: opened) == 2
+            calls = [call for found in opened.read.recent(limit=10) for call in found.calls]
+            assert sorted(str(call.messages[0]["content"]) for call in calls) == ["ended", "killed"]
+            assert (opened.verify(), list(spool_directory(settings).iterdir())) == ([], [])
+    finally:
+        server.end()
 
 
 CHILDREN = """
@@ -111,13 +163,11 @@ def test_a_child_does_not_hold_the_files_that_its_parent_takes_over(programs: Pr
     """Else nobody could take them over for as long as the child lives, even if the parent is dead."""
     spool = spool_directory(Settings(store=store.url))
     call = 'call("left")\nimport glob\nend = time.monotonic() + 30\n'
-    call += f"while not any(os.path.getsize(each) > 300 for each in glob.glob({str(spool)!r} + '/*')):\n"
+    call += f"while not any(os.path.getsize(each) > 600 for each in glob.glob({str(spool)!r} + '/*')):\n"
     call += "    assert time.monotonic() < end\n    time.sleep(0.002)\nos.kill(os.getpid(), 9)\n"
     assert programs.run(call).code == -signal.SIGKILL
     # Its recorder would take the file over itself.
     prelude = "import art_patch.recording.takeover\nart_patch.recording.takeover.Takeover.look = lambda *_: None\n"
-    from tests.support.apps import PRELUDE
-
     ran = programs.run("import json\n" + CHILDREN, prelude=PRELUDE + prelude, env={"SPOOL": str(spool)})
     assert ran.code == 0, ran.err
     parent, *children = json.loads(ran.out)
