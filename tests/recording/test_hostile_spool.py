@@ -21,7 +21,7 @@ from art_patch.recording.spool import create, left_behind
 from art_patch.settings import Settings
 from art_patch.store import open_store
 from art_patch.types import Score
-from tests.recording.test_spool import ANSWER, Nowhere, asked, left, question
+from tests.support.spool_files import ANSWER, Nowhere, asked, left, question
 
 
 @pytest.fixture
