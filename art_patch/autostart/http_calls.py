@@ -1,19 +1,21 @@
-"""Tells at the exit of a program under `art-patch run` which model calls an HTTP library sent, if none was recorded."""
+"""Tells at the exit of a program under `art-patch run` which model calls an HTTP library sent, if none was recorded.
+
+Wrapped is what makes a request, not what sends it: so no traceback of a call that failed has a line of ours.
+"""
 
 import re
 import sys
 from collections import Counter
 from functools import wraps
-from inspect import CO_COROUTINE
 from typing import Any
 from urllib.parse import urlsplit
 
-# Module -> the functions that send, and the position of the request or address in their arguments.
+# Module -> the class of its requests, and the method that fills one in.
 PLACES = {
-    "httpx": ("Client.send AsyncClient.send", 1),
-    "httpx2": ("Client.send AsyncClient.send", 1),
-    "requests.sessions": ("Session.send", 1),
-    "aiohttp.client": ("ClientSession._request", 2),
+    "httpx": ("Request", "__init__"),
+    "httpx2": ("Request", "__init__"),
+    "requests.models": ("PreparedRequest", "prepare"),
+    "aiohttp.client_reqrep": ("ClientRequest", "__init__"),
 }
 
 # How the addresses end at which models of OpenAI, Anthropic, Gemini, Cohere, Ollama and Bedrock answer.
@@ -27,36 +29,26 @@ _of_sdk = False
 
 
 def watch(module: Any) -> None:
-    """Wrap the functions by which this module sends."""
-    places, position = PLACES[module.__name__]
-    for owner, name in (place.split(".") for place in places.split()):
-        kind = getattr(module, owner)
-        setattr(kind, name, _watched(getattr(kind, name), module.__name__.partition(".")[0], position))
+    """Wrap the method by which this module makes requests."""
+    owner, name = PLACES[module.__name__]
+    kind, library = getattr(module, owner), module.__name__.partition(".")[0]
+    make = getattr(kind, name)
+
+    @wraps(make)
+    def watched(request: Any, *args: Any, **kwargs: Any) -> None:
+        make(request, *args, **kwargs)
+        _look(request, library)
+
+    setattr(kind, name, watched)
 
 
-def _watched(send: Any, library: str, position: int) -> Any:
-    @wraps(send)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        _look(args, library, position)
-        return send(*args, **kwargs)
-
-    @wraps(send)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        _look(args, library, position)
-        return await send(*args, **kwargs)
-
-    # A coroutine function must stay one: `unittest.mock` and others look.
-    return awaited if send.__code__.co_flags & CO_COROUTINE else watched
-
-
-def _look(args: tuple[Any, ...], library: str, position: int) -> None:
+def _look(request: Any, library: str) -> None:
     try:
-        request = args[position]
-        parts = urlsplit(str(getattr(request, "url", request)))
+        parts = urlsplit(str(request.url))
         if not _PATHS.search(parts.path[-64:].lower()):
             return
         global _of_sdk
-        _of_sdk = _of_sdk or "OpenAI/" in str(getattr(request, "headers", {}).get("user-agent"))
+        _of_sdk = _of_sdk or "OpenAI/" in str(request.headers.get("user-agent"))
         if len(_seen) < 100:
             _seen[library, f"{parts.hostname}{parts.path}"] += 1
     except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,22 +142,39 @@ def test_what_it_wraps_is_there_and_stays_what_it_was(tmp_path: Path):
 import importlib, inspect, json
 from art_patch.autostart.http_calls import PLACES
 print(json.dumps({
-    f"{module}.{place}": [
-        inspect.iscoroutinefunction(function),
-        [*inspect.signature(function).parameters],
-        hasattr(function, "__wrapped__"),
-    ]
-    for module, (places, _) in PLACES.items()
-    for place in places.split()
-    for owner, name in [place.split(".")]
+    module: [[*inspect.signature(function).parameters], hasattr(function, "__wrapped__")]
+    for module, (owner, name) in PLACES.items()
     for function in [vars(getattr(importlib.import_module(module), owner))[name]]
 }))
 """
     watched = run(tmp_path, "-c", code)
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     found, original = json.loads(watched.stdout), json.loads(bare.stdout)
-    assert len(found) == sum(len(places.split()) for places, _ in PLACES.values())
-    assert found == {name: [*known[:2], True] for name, known in original.items()}
+    assert found.keys() == PLACES.keys()
+    assert found == {name: [known[0], True] for name, known in original.items()}
+
+
+FAILS = {
+    "requests": "requests.post(url, data=body)",
+    "httpx": "httpx.post(url, content=body)",
+    "aiohttp": """
+async def ask():
+    async with aiohttp.ClientSession() as client, client.post(url, json={}):
+        pass
+asyncio.run(ask())
+""",
+}
+
+
+@pytest.mark.parametrize("how", FAILS)
+def test_the_traceback_of_a_call_that_fails_is_the_same(how: str, tmp_path: Path):
+    code = f"import asyncio, {how}\nurl, body = 'http://127.0.0.1:9/v1/messages', '{{}}'\n{FAILS[how]}"
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    watched = run(tmp_path, "-c", code)
+    (told,) = (line for line in watched.stderr.splitlines() if line.startswith("art-patch: "))
+    assert "by other means" in told
+    at = [re.sub(r" at 0x\w+", "", text) for text in (bare.stderr, watched.stderr.replace(told + "\n", ""))]
+    assert at[1] == at[0]
 
 
 def test_anthropic_through_a_proxy_on_this_machine_is_not_told(tmp_path: Path, upstream: StubServer):

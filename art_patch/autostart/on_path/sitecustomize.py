@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # And SDKs of other providers, whose calls are counted.
 _OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor", "anthropic", "google.genai"})
 # HTTP libraries, which tell of calls past all of these: `art_patch.autostart.http_calls`.
-_HTTP = frozenset({"httpx", "httpx2", "requests.sessions", "aiohttp.client"})
+_HTTP = frozenset({"httpx", "httpx2", "requests.models", "aiohttp.client_reqrep"})
 # Attribute of `sys` with the files that ran already, so that two launchers that call each other come to an end.
 _SEEN = "_art_patch_sitecustomize"
 
