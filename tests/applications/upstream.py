@@ -35,7 +35,18 @@ class Upstream(StubServer):
         tools = [tool for tool in body.get("tools") or () if _name(tool) in ("look", *ENDS)]
         if tools and _name(tools[0]) in ENDS and body.get("messages", [{}])[-1].get("role") == "user":
             return replies.planned({body["model"]: [(_name(tools[0]), ENDS[_name(tools[0])])]})(body, path)
+        forced = body.get("tool_choice")
+        if isinstance(forced, dict) and (name := _name(forced)):
+            (its,) = [tool for tool in body["tools"] if _name(tool) == name]
+            return replies.planned({body["model"]: [(name, _arguments(its))]})(body, path)
         return replies.reply({**body, "tools": tools}, path)
+
+
+def _arguments(tool: Any) -> dict[str, Any]:
+    """A value for each parameter, by its type."""
+    known = {"integer": 4, "number": 4.0, "boolean": True, "string": "a cat"}
+    schema = (tool.get("function") or tool)["parameters"]
+    return {key: known.get(its.get("type")) for key, its in schema.get("properties", {}).items()}
 
 
 def _name(tool: Any) -> str:
