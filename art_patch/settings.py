@@ -73,8 +73,17 @@ class Settings(BaseModel):
     `approve`: it waits until a person runs `art-patch promote`. `canary`: it answers `canary_percent` of the sessions
     and becomes the champion if it does better there."""
 
-    canary_hours: float = Field(default=24.0, gt=0)
-    """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected."""
+    canary_hours: float = Field(default=168.0, gt=0)
+    """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected; after a
+    day, already if the traffic cannot give one within this time."""
+
+    canary_rest_s: float = Field(default=60.0, gt=0)
+    """Seconds without a call after which a session has ended. Then its value for the canary test is made; what it does
+    later does not count."""
+
+    canary_ramp: bool = True
+    """Whether the canary's share of the sessions grows by itself to 20 and 50 percent while nothing speaks against the
+    canary, and falls to the first share if something does."""
 
     canary_sessions: int = Field(default=20, ge=1)
     """Sessions that the canary and the champion each need before the canary may be promoted."""

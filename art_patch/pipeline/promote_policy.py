@@ -135,7 +135,9 @@ def watch_once(
     traffic = store.evidence.arm_traffic(
         challenger=challenger, champion=champion, state=state, since=route.challenger_since
     )
-    evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state)
+    evidence = promotion.evidence_of(
+        traffic, challenger=challenger, champion=champion, state=state, now=at, rest_s=config.rest_s
+    )
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
@@ -151,6 +153,8 @@ def _act_on_watch(
 ) -> tuple[WatchOutcome, str]:
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
+        if verdict.percent is not None:
+            store.ledger.move(challenger, "canary", who=who, reason=verdict.reason, percent=verdict.percent, now=at)
         return "goes on", verdict.reason
     if verdict.action == "promote":
         if engine is None:

@@ -6,7 +6,7 @@ and scores of a test into paired comparisons. `sequential` decides whether the p
 """
 
 from art_patch.promotion.evidence import evidence_of
-from art_patch.promotion.sequential import CanaryConfig, WatchVerdict, decide
+from art_patch.promotion.sequential import RAMP, CanaryConfig, WatchVerdict, decide
 from art_patch.promotion.transitions import (
     challenge, change_share, ensure_loaded, give_up, promote, reject, rollback, unwanted, wanted,
 )

@@ -1,90 +1,64 @@
-"""Turns calls and scores of the champion and the policy under test into the evidence of the canary test. Pure.
+"""Turns calls and scores of the champion and the policy under test into one value a session and signal. Pure.
 
-- **Intention to treat.** A call counts for the policy that it was sent to, not for the policy that answered. Otherwise
-  a policy under test whose calls fall back to upstream would be credited with upstream's answers.
-- **Call by call**: errors, fallbacks, times and empty answers are compared call by call. For a canary, an answer
-  without text falls back to upstream, so it counts as a fallback; for a `shadow` it counts as an error. The signal
-  `empty` counts answers that are cut off or one token long.
-- **Session by session**: feedback, and rewards that the app or its user gave, are compared session by session, because
-  each session is assigned to one policy as a whole and its calls are alike. A session with calls of both policies is
-  left out, and one with a call that the engine had no room for. That call itself counts for no policy.
-- **Within groups**: the judge's scores, and rewards that the project's rule combined of scores, are compared within one
-  group, because a rank has no meaning outside of it. A group with runs of both policies is one block; a group with runs
-  of one policy is left out. A session counts in one block only: users differ, so the session's second group would count
-  the same chance difference again.
-- **Changes of the canary's share.** The traffic between two changes is cut into blocks separately, and a session counts
-  in the period in which it began. The block that is incomplete at a change is dropped, because the person who changed
-  the share may have looked at its values. Complete blocks stay.
-- In state `shadow`, the policy under test answers copies of the champion's calls. Each copied call is paired with its
-  original, if the champion answered that.
+- **A session** is a `session_id`, else the trajectory. It belongs to the policy that its first call was meant for,
+  whoever answered later: sessions were assigned by chance, calls were not. It ends when it has made no call for
+  `rest_s`, at the latest after `LONGEST_S`. Then its values are made, and never again. A failed call makes it a failed
+  session at once.
+- **A failure** is a call that failed, or that upstream answered because the policy was slow, refused it or gave no
+  valid answer. Upstream's answer is not the policy's: a run with such a call has the reward 0, if it has one.
+- **A reward or feedback that comes late** counts when the first of a session's comes, up to `LATE_S` after the begin;
+  those after the first change nothing. Whether a session had any is known `HEARD_S` after its end.
+- **The judge's scores**, and rewards that the project's rule combined of scores, are compared within one group, because
+  a rank has no meaning outside of it: the guess of one session's score is the mean of the others in its group. A
+  session counts in one group only: users differ, so its second group would count the same chance again.
+- **Left out, of both policies alike**: sessions that overlap a time in which the engine could not be reached, or in
+  which it had no room for one of their calls; and sessions that began within `SETTLE_S` after the share changed,
+  because apps follow it at different moments.
+- In state `shadow`, the policy under test answers copies of the champion's calls. A session's copies are compared with
+  their originals.
+
+What is compared, and in which order, depends on the sessions alone and never on whose they are.
 """
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from art_patch import rewards
 from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
 
-# The breakdown rule looks at this many of the challenger's newest sessions by themselves.
-LATEST = 10
+REST_S = 60.0
+LONGEST_S = 3_600.0
+LATE_S = 86_400.0
+HEARD_S = 3_600.0
+SETTLE_S = 5.0
+
+# Sessions within so long of a call that found no engine are left out, too.
+_DOWN_S = 30.0
 
 
 class Observation(NamedTuple):
-    """One observed value of the champion or of the policy under test (`challenger`)."""
+    """The value of one session, of the champion or of the policy under test (`challenger`)."""
 
-    at: float  # when the value became known, seconds since the epoch; a late score stands where it came
-    challenger: bool  # whether the value is the challenger's; else the champion's
+    at: float  # when it was known, seconds since the epoch
+    challenger: bool  # whether the session was assigned to the policy under test
     value: float  # from 0 to 1, or a time in milliseconds
-
-
-class Block(NamedTuple):
-    """Values of the champion and the policy under test from the same time, at least one of each: the test's unit."""
-
-    at: float  # when the last value became known
-    challenger: tuple[float, ...]
-    champion: tuple[float, ...]
-
-
-def blocks(observations: Iterable[Observation]) -> list[Block]:
-    """Cut observations into the shortest blocks that hold values of both policies; drop an incomplete last block."""
-    found: list[Block] = []
-    ours: list[float] = []
-    theirs: list[float] = []
-    for each in sorted(observations, key=lambda one: one.at):
-        (ours if each.challenger else theirs).append(each.value)
-        # The end of a block depends on who was asked, never on a value. So the mean of a block's difference is the
-        # difference of the arms, whatever share of the sessions each of them has, and a bad hour weighs on both.
-        if ours and theirs:
-            found.append(Block(each.at, tuple(ours), tuple(theirs)))
-            ours, theirs = [], []
-    return found
+    share: float = 1.0  # the probability with which sessions were assigned to the policy under test then
+    guess: float | None = None  # of the value, from others of its group; `None`: from all values before
+    champions: float | None = None  # the champion's value, if both answered the same calls
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Counts of the calls and sessions of one policy, champion or policy under test, since the test began.
-
-    A session counts once, and as failed if its newest call failed or fell back to upstream. Its calls are alike, and a
-    client without an answer retries, so the breakdown rule counts sessions; a majority of their calls would show it
-    late.
-    """
+    """Counts of one policy, champion or policy under test, since the test began."""
 
     calls: int = 0
-    sessions: int = 0
+    sessions: int = 0  # that have begun, those that are left out included
     failed: int = 0  # calls that failed or that upstream had to answer
-    failed_sessions: int = 0
-    # Failed sessions among the newest: the challenger's newest `LATEST`, and the champion's since the oldest of those,
-    # or its own newest `LATEST` if these are more.
-    failed_latest: int = 0
-    # How many sessions `failed_latest` was counted in; `None` for `LATEST`, or all if there are fewer.
-    latest: int | None = None
-
-    @property
-    def of_latest(self) -> int:
-        """Number of newest sessions that `failed_latest` refers to."""
-        return min(self.sessions, LATEST) if self.latest is None else self.latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,210 +67,283 @@ class Evidence:
 
     challenger: Arm = Arm()
     champion: Arm = Arm()
-    # Name of the signal -> its blocks, in order of time.
-    blocks: Mapping[str, Sequence[Block]] = field(default_factory=dict[str, Sequence[Block]])
+    # Name of the signal -> its observations, in the order in which they were known.
+    observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
+    # Name of the signal -> whether each session had a value (1 or 0) `HEARD_S` after its end.
+    heard: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
+    # The canary's shares of the sessions so far, in percent, the present one last.
+    percents: Sequence[float] = ()
+
+    def sessions_a_day(self, hours: float) -> float:
+        """The number of sessions of both policies in 24 hours of this test."""
+        return 24 * (self.challenger.sessions + self.champion.sessions) / hours if hours > 0 else 0.0
 
 
-_Value = Callable[[ArmCall], float | None]
+class _Session(NamedTuple):
+    key: str
+    challenger: bool
+    share: float
+    began: float
+    ended: float  # when its values are made
+    calls: tuple[ArmCall, ...]
+
+    @property
+    def runs(self) -> frozenset[str]:
+        return frozenset(call.trajectory_id for call in self.calls)
+
+    def saw(self, at: float, value: float, guess: float | None = None) -> Observation:
+        return Observation(at, self.challenger, value, self.share, guess)
 
 
-def _answered(value: _Value) -> _Value:
-    """Restrict a value to calls that the asked policy answered itself."""
-    return lambda call: value(call) if call.status == "ok" and not call.fell_back else None
+def failed(call: ArmCall) -> bool:
+    """Whether the policy that the call was meant for gave no answer."""
+    return call.fell_back or call.status == "error"
 
 
-# Name of the signal -> its value in one call; `None` if the call says nothing about it.
+def _answered(call: ArmCall) -> bool:
+    return call.status == "ok" and not call.fell_back
+
+
+_Value = Callable[[Sequence[ArmCall]], float | None]
+
+
+def _mean_of(value: Callable[[ArmCall], float | None]) -> _Value:
+    """Return the mean over the calls that the policy answered itself, and that have this value."""
+
+    def mean(calls: Sequence[ArmCall]) -> float | None:
+        known = [one for call in calls if _answered(call) and (one := value(call)) is not None]
+        return fmean(known) if known else None
+
+    return mean
+
+
+def _geometric(value: Callable[[ArmCall], float | None]) -> _Value:
+    # One call of a minute among many of a second must not decide alone.
+    log = _mean_of(lambda call: None if (one := value(call)) is None else math.log(max(one, 0.001)))
+    return lambda calls: None if (mean := log(calls)) is None else math.exp(mean)
+
+
+# Name of the signal -> its value in the calls of a session; `None` if they say nothing about it.
 BY_CALL: Mapping[str, _Value] = {
-    "errors": lambda call: float(call.status == "error" and not call.fell_back),
-    "fallbacks": lambda call: float(call.fell_back),
-    "empty": _answered(lambda call: float(call.empty)),
-    "latency_ms": _answered(lambda call: call.duration_ms),
-    "ttft_ms": _answered(lambda call: call.ttft_ms),
+    "failed": lambda calls: float(any(map(failed, calls))),
+    "empty": _mean_of(lambda call: float(call.empty)),
+    "latency_ms": _geometric(lambda call: call.duration_ms),
+    "ttft_ms": _geometric(lambda call: call.ttft_ms),
 }
 
 
-def evidence_of(traffic: ArmTraffic, *, challenger: str, champion: str, state: Literal["shadow", "canary"]) -> Evidence:
+def evidence_of(
+    traffic: ArmTraffic,
+    *,
+    challenger: str,
+    champion: str,
+    state: Literal["shadow", "canary"],
+    now: float,
+    rest_s: float = REST_S,
+) -> Evidence:
     """Turn the calls and scores of a test's traffic into evidence for or against the policy under test.
 
     Args:
         traffic: calls and scores since the policy under test (`challenger`) got its state; for a `shadow`, its copied
             calls and their originals. Calls of further policies are ignored.
-        state: for a `shadow`, copies are paired with their originals; for a `canary`, the traffic is cut into blocks.
+        now: sessions that have not ended by then (seconds since the epoch) have no value yet.
+        rest_s: seconds without a call after which a session has ended.
     """
-    calls = [call for call in traffic.calls if call.policy in (challenger, champion)]
-    sides = [[call for call in calls if call.policy == name] for name in (challenger, champion)]
+    ours, theirs = ([call for call in traffic.calls if call.policy == name] for name in (challenger, champion))
     if state == "shadow":
-        return Evidence(*_arms(*sides), _pairs(*sides))
-    found: dict[str, list[Block]] = defaultdict(list)
-    # In these sessions upstream answered a part, because the engine was full: not what a policy is compared by.
-    began_before = {call.session for call in traffic.calls if not call.policy}
-    for stretch in _by_share(calls, traffic.share_changes):
-        runs = _runs((call for call in stretch if call.session not in began_before), traffic.scores)
-        its = {"reward": _rewards(runs, challenger), "feedback": _feedback(runs, challenger)}
-        for name, parts in (_by_call(stretch, challenger) | its).items():
-            found[name] += parts
-        began_before |= {call.session for call in stretch}
-    in_order = {name: sorted(its, key=lambda block: block.at) for name, its in found.items()}
-    return Evidence(*_arms(*sides), in_order)
-
-
-def _by_share(calls: Iterable[ArmCall], changes: Sequence[float]) -> list[list[ArmCall]]:
-    found: list[list[ArmCall]] = [[] for _ in range(len(changes) + 1)]
-    for call in calls:
-        found[sum(change <= call.at for change in changes)].append(call)
-    return found
-
-
-def _arms(ours: Sequence[ArmCall], theirs: Sequence[ArmCall]) -> tuple[Arm, Arm]:
-    """Count both arms, and their newest sessions over the same time."""
-    newest = _newest(ours)
-    # A canary with a twentieth of the sessions reaches back twenty times as far with its newest ten. The champion's
-    # newest ten would already have forgotten an outage that still counts against the canary.
-    since = newest[-LATEST].at if len(newest) >= LATEST else float("-inf")
-    return _arm(ours, newest, since), _arm(theirs, _newest(theirs), since)
-
-
-def _arm(calls: Sequence[ArmCall], newest: Sequence[ArmCall], since: float) -> Arm:
-    latest = [call for call in newest if call.at >= since]
-    if len(latest) < LATEST:
-        latest = newest[-LATEST:]
-    counts = len(calls), len(newest), *(sum(map(_failed, some)) for some in (calls, newest, latest))
-    return Arm(*counts, latest=len(latest))
-
-
-def _newest(calls: Sequence[ArmCall]) -> list[ArmCall]:
-    """Return the newest call of each session, oldest first."""
-    of_session: dict[str, ArmCall] = {}
-    for call in reversed(calls):
-        of_session.setdefault(call.session, call)
-    return list(of_session.values())[::-1]
-
-
-def _failed(call: ArmCall) -> bool:
-    return call.fell_back or call.status == "error"
-
-
-def _by_call(calls: Sequence[ArmCall], challenger: str) -> dict[str, list[Block]]:
-    return {
-        name: blocks(
-            Observation(call.at, call.policy == challenger, known)
-            for call in calls
-            if (known := value(call)) is not None
+        pairs = _pairs(ours, theirs, now - rest_s)
+        return Evidence(
+            _arm(ours, {call.session for call in ours}), _arm(theirs, {call.session for call in theirs}), pairs
         )
-        for name, value in BY_CALL.items()
-    }
-
-
-def _pairs(copies: Sequence[ArmCall], originals: Sequence[ArmCall]) -> dict[str, Sequence[Block]]:
-    theirs = {call.id: call for call in originals}
-    both = [(copy, theirs[copy.shadow_of]) for copy in copies if copy.shadow_of in theirs]
-    return {
-        name: [
-            Block(copy.at, (ours,), (other,))
-            for copy, original in both
-            if (ours := value(copy)) is not None and (other := value(original)) is not None
-        ]
-        for name, value in BY_CALL.items()
-        if name != "ttft_ms"  # copies are not streamed
-    }
-
-
-class _Run(NamedTuple):
-    policy: str
-    session: str
-    group_id: str | None
-    scores: tuple[Score, ...]
-
-    def as_trajectory(self) -> Trajectory:
-        return Trajectory(TrajectoryInfo(self.session, 0.0), (), self.scores)
-
-
-# Values of runs: whose, when it became known, and which.
-_Known = list[tuple[_Run, float, float]]
-
-
-def _runs(calls: Iterable[ArmCall], scores: Iterable[Score]) -> list[_Run]:
-    """Return the scored runs of sessions in which only one of the two policies was asked."""
-    sides: dict[str, set[str]] = defaultdict(set)
-    first: dict[str, ArmCall] = {}
-    for call in calls:
-        sides[call.session].add(call.policy)
-        first.setdefault(call.trajectory_id, call)
-    given: dict[str, list[Score]] = defaultdict(list)
-    for score in scores:
-        given[score.trajectory_id].append(score)
-    return [
-        _Run(call.policy, call.session, call.group_id, tuple(given[key]))
-        for key, call in first.items()
-        if len(sides[call.session]) == 1 and key in given
-    ]
-
-
-def _rewards(runs: Iterable[_Run], challenger: str) -> list[Block]:
-    alone: _Known = []
-    judged: dict[str, _Known] = defaultdict(list)
-    for run in runs:
-        trajectory, group = run.as_trajectory(), run.group_id
-        own = rewards.newest(trajectory, rewards.REWARD_NAME, rewards.REWARD_SOURCES)
-        in_group = [(rewards.REWARD_NAME, rewards.COMBINED), (rewards.SCORE_NAME, rewards.SCORE_SOURCE)]
-        combined, ranked = (
-            None if group is None else rewards.newest(trajectory, name, (source,), group_id=group)
-            for name, source in in_group
-        )
-        # A project's combined reward wins, then a reward of the app or its user, then the judge's rank.
-        if combined is None and own is not None:
-            alone.append((run, _known_at(run, rewards.REWARD_NAME), own))
-        elif group is not None and (value := ranked if combined is None else combined) is not None:
-            name = rewards.SCORE_NAME if combined is None else rewards.REWARD_NAME
-            judged[group].append((run, _known_at(run, name), value))
-    return _by_session(alone, challenger) + _by_group(judged.values(), challenger)
-
-
-def _by_group(groups: Iterable[_Known], challenger: str) -> list[Block]:
-    found: list[Block] = []
-    heard: set[str] = set()
-    # In order of time, so that whether a session was counted before does not depend on what comes later.
-    for members in sorted(groups, key=_last_known):
-        sessions = {key: its for key, its in _sessions(members).items() if key not in heard}
-        ours = tuple(_mean(its) for its in sessions.values() if its[0][0].policy == challenger)
-        theirs = tuple(_mean(its) for its in sessions.values() if its[0][0].policy != challenger)
-        if ours and theirs:
-            found.append(Block(_last_known(members), ours, theirs))
-            heard |= sessions.keys()
-    return found
-
-
-def _feedback(runs: Sequence[_Run], challenger: str) -> list[Block]:
-    content = rewards.satisfaction_G(Group("", "", "single", tuple(run.as_trajectory() for run in runs)))
-    said = [
-        (run, max(_known_at(run, name) for name in rewards.PEOPLE), value)
-        for run, value in zip(runs, content, strict=True)
-        if value is not None
-    ]
-    return _by_session(said, challenger)
-
-
-def _by_session(values: Iterable[tuple[_Run, float, float]], challenger: str) -> list[Block]:
-    return blocks(
-        Observation(_last_known(members), members[0][0].policy == challenger, _mean(members))
-        for members in _sessions(values).values()
+    every = _sessions(traffic, challenger, champion, rest_s)
+    sessions = _comparable(every, traffic)
+    found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
+    heard: dict[str, list[Observation]] = {}
+    given = _scores(traffic.scores)
+    for name, value in (("reward", _own_reward), ("feedback", _feedback)):
+        found[name] = [one for each in sessions if (one := _first(each, value, given, now)) is not None]
+        heard[name] = []
+        for each in (each for each in sessions if each.ended + HEARD_S <= now):
+            one = _first(each, value, given, each.ended + HEARD_S)
+            heard[name].append(each.saw(each.ended + HEARD_S, float(one is not None)))
+    judged = _judged(sessions, given, now)
+    if judged:
+        heard.pop("reward")  # whom the judge compares, it chooses itself
+        found["reward"] += judged
+    percents = [percent for _, percent in traffic.shares]
+    return Evidence(
+        _arm(ours, [each for each in every if each.challenger]),
+        _arm(theirs, [each for each in every if not each.challenger]),
+        {name: _in_order(its) for name, its in found.items()},
+        {name: _in_order(its) for name, its in heard.items()},
+        percents,
     )
 
 
-def _sessions(values: Iterable[tuple[_Run, float, float]]) -> dict[str, _Known]:
-    found: dict[str, _Known] = defaultdict(list)
-    for one in values:
-        found[one[0].session].append(one)
+def _arm(calls: Sequence[ArmCall], sessions: Collection[object]) -> Arm:
+    return Arm(len(calls), len(sessions), sum(map(failed, calls)))
+
+
+def _in_order(observations: Iterable[Observation]) -> list[Observation]:
+    return sorted(observations, key=lambda one: one.at)
+
+
+def _began(call: ArmCall) -> float:
+    return call.at - call.duration_ms / 1000
+
+
+def _sessions(traffic: ArmTraffic, challenger: str, champion: str, rest_s: float) -> list[_Session]:
+    """Return the sessions whose first call was meant for one of the two policies, each up to its first rest."""
+    calls: dict[str, list[ArmCall]] = defaultdict(list)
+    for call in traffic.calls:
+        calls[call.session].append(call)
+    times = [at for at, _ in traffic.shares]
+    found: list[_Session] = []
+    for key, its in calls.items():
+        its.sort(key=_began)
+        first, until = its[0], its[0].at
+        if first.policy not in (challenger, champion):
+            continue
+        began, kept = _began(first), [first]
+        for call in its[1:]:
+            if _began(call) > min(until + rest_s, began + LONGEST_S):
+                break
+            kept.append(call)
+            until = max(until, call.at)
+        place = bisect_right(times, began) - 1
+        share = traffic.shares[place][1] / 100 if place >= 0 else 0.0
+        ended = min(until, began + LONGEST_S) + rest_s
+        found.append(_Session(key, first.policy == challenger, share, began, ended, tuple(kept)))
     return found
 
 
-def _last_known(values: _Known) -> float:
-    return max(at for _, at, _ in values)
+def _comparable(sessions: Iterable[_Session], traffic: ArmTraffic) -> list[_Session]:
+    """Leave out what befell both policies alike, and sessions whose share is not certain."""
+    down = [(_began(call) - _DOWN_S, call.at + _DOWN_S) for call in traffic.calls if call.down]
+    changes = [at for at, _ in traffic.shares]
+
+    def is_settled(each: _Session) -> bool:
+        return not any(0 <= each.began - at < SETTLE_S for at in changes)
+
+    def was_served(each: _Session) -> bool:
+        last = each.calls[-1].at
+        return all(call.policy for call in each.calls) and not any(a <= last and b >= each.began for a, b in down)
+
+    return [each for each in sessions if each.share and is_settled(each) and was_served(each)]
 
 
-def _mean(values: _Known) -> float:
-    return sum(value for _, _, value in values) / len(values)
+def _by_call(name: str, value: _Value, sessions: Iterable[_Session], now: float) -> list[Observation]:
+    found: list[Observation] = []
+    for each in sessions:
+        at = each.ended
+        if name == "failed":  # known at the first failure, long before the session ends
+            at = min((call.at for call in each.calls if failed(call)), default=at)
+        if at <= now and (one := value(each.calls)) is not None:
+            found.append(each.saw(at, one))
+    return found
 
 
-def _known_at(run: _Run, name: str) -> float:
-    return max((score.at for score in run.scores if score.name == name), default=0.0)
+# --- scores ---
+
+_Given = Mapping[str, Sequence[Score]]  # id of a run -> its scores
+
+
+def _scores(scores: Iterable[Score]) -> _Given:
+    given: dict[str, list[Score]] = defaultdict(list)
+    for score in scores:
+        given[score.trajectory_id].append(score)
+    return given
+
+
+def _run(key: str, given: _Given, until: float) -> Trajectory:
+    """Return a run with the scores that were known until then."""
+    return Trajectory(TrajectoryInfo(key, 0.0), (), tuple(score for score in given.get(key, ()) if score.at <= until))
+
+
+def _earned(session: _Session, values: Mapping[str, float]) -> float | None:
+    """Return the mean value of a session's runs; a run that upstream helped out has earned nothing."""
+    helped = {call.trajectory_id for call in session.calls if call.fell_back}
+    return fmean(0.0 if key in helped else value for key, value in values.items()) if values else None
+
+
+_Known = Callable[[_Session, _Given, float], float | None]
+
+
+def _first(session: _Session, value: _Known, given: _Given, now: float) -> Observation | None:
+    """Return a session's value as it was when the session had ended and the first score was there; `None` without."""
+    if not (times := sorted({score.at for key in session.runs & given.keys() for score in given[key]})):
+        return None
+    latest = min(now, session.began + LATE_S)
+    for at in (session.ended, *(at for at in times if at > session.ended)):
+        if at <= latest and (one := value(session, given, at)) is not None:
+            return session.saw(at, one)
+    return None
+
+
+def _own_reward(session: _Session, given: _Given, until: float) -> float | None:
+    own: dict[str, float] = {}
+    for key in session.runs & given.keys():
+        value = rewards.newest(_run(key, given, until), rewards.REWARD_NAME, rewards.REWARD_SOURCES)
+        if value is not None:
+            own[key] = value
+    return _earned(session, own)
+
+
+def _feedback(session: _Session, given: _Given, until: float) -> float | None:
+    runs = [_run(key, given, until) for key in sorted(session.runs & given.keys())]
+    said = rewards.satisfaction_G(Group("", "", "single", tuple(runs)))
+    return _earned(session, {run.id: value for run, value in zip(runs, said, strict=True) if value is not None})
+
+
+def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> list[Observation]:
+    """Compare the first scores of each group: those of sessions without a reward of their own."""
+    groups: dict[str, dict[str, tuple[_Session, dict[str, float], float]]] = defaultdict(dict)
+    for each in sessions:
+        for call in each.calls:
+            key, group = call.trajectory_id, call.group_id
+            if group is None or key not in given or _own_reward(each, given, math.inf) is not None:
+                continue
+            if (scored := _first_in_group(given[key], group)) is not None:
+                _, values, _ = groups[group].setdefault(each.key, (each, {}, scored.at))
+                values[key] = scored.value
+    found: list[Observation] = []
+    heard: set[str] = set()
+    for members in sorted(groups.values(), key=lambda its: max(at for _, _, at in its.values())):
+        known = max(at for _, _, at in members.values())
+        earned = {key: (each, _earned(each, its) or 0.0) for key, (each, its, _) in members.items() if key not in heard}
+        if known > now or len(earned) < 2:
+            continue
+        total = sum(value for _, value in earned.values())
+        found += [each.saw(known, value, (total - value) / (len(earned) - 1)) for each, value in earned.values()]
+        heard |= earned.keys()
+    return found
+
+
+def _first_in_group(scores: Sequence[Score], group: str) -> Score | None:
+    """Return the first combined reward of a run in a group, else its first score of the judge."""
+    for name, source in ((rewards.REWARD_NAME, rewards.COMBINED), (rewards.SCORE_NAME, rewards.SCORE_SOURCE)):
+        its = [one for one in scores if (one.name, one.source, one.group_id) == (name, source, group)]
+        if its:
+            return min(its, key=lambda one: (one.at, one.id))
+    return None
+
+
+# --- copies ---
+
+
+def _pairs(copies: Sequence[ArmCall], originals: Sequence[ArmCall], until: float) -> dict[str, Sequence[Observation]]:
+    """Compare the copies of each session with their originals."""
+    theirs = {call.id: call for call in originals}
+    both: dict[str, list[tuple[ArmCall, ArmCall]]] = defaultdict(list)
+    for copy in copies:
+        if (original := theirs.get(copy.shadow_of or "")) is not None:
+            both[original.session].append((copy, original))
+    found: dict[str, list[Observation]] = defaultdict(list)
+    for pairs in both.values():
+        ended = max(copy.at for copy, _ in pairs)
+        for name, value in BY_CALL.items():
+            ours, other = (value(calls) for calls in zip(*pairs, strict=True))
+            # Copies are not streamed.
+            if name != "ttft_ms" and ended <= until and ours is not None and other is not None:
+                found[name].append(Observation(ended, True, ours, champions=other))
+    return {name: _in_order(its) for name, its in found.items()}

@@ -1,50 +1,63 @@
-"""The canary test: a sequential test of a policy against the champion, valid however often it is looked at. Pure.
+"""The canary test: bets on the difference between two policies, valid however often one looks. Pure.
 
-Paired comparisons from live traffic (`Evidence`) decide: go on, roll back, promote, or end without an answer.
+The sessions of both policies (`Evidence`) decide: go on, roll back, promote, or end without an answer.
 
-**Hypotheses.** For each signal in `SIGNALS`, the null hypothesis is that the policy under test is worse than the
-champion by at most the signal's tolerance. If the test rejects it, the policy is rolled back. For rewards and feedback,
-a second null hypothesis is that the policy is better by at most `margin`. If the test rejects this one, a canary is
-promoted as soon as both policies have answered `min_sessions` sessions.
+**Hypotheses.** For each signal in `SIGNALS`, one null hypothesis is that the policy under test is worse than the
+champion by at most the signal's tolerance; if it is rejected, the policy is rolled back. For rewards and feedback,
+another one is that the policy is better by at most `margin`; if it is rejected, a canary is promoted as soon as both
+policies have answered `min_sessions` sessions. A shadow is never promoted. Both hypotheses are about each session by
+itself: where a policy is better for some users and worse for others, "no better" may be rejected although the mean over
+all is equal.
 
-**Error rates**. A wrong rollback has a probability of at most `alpha` for all looks of one test together, which the
-signals share equally (Bonferroni); a wrong promotion likewise. The breakdown rule (`hard_share`) is not covered: it
-waits for no proof, because every further call would cost a user an answer.
+**Bets.** A session goes to the canary with a probability p that is known before it begins. It has one value Y from 0 to
+1, and m is a guess of it that was made before. With Z = (Y - m) / p for a session of the canary and -(Y - m) / (1 - p)
+for one of the champion, the expectation of Z is the difference between the policies in this session, whatever m is,
+however traffic drifts and whoever the users are: only the assignment is random. A bettor starts with wealth 1 and bets
+a fraction f of it on each Z, so that the wealth is never negative: on "better" `1 + f (Z - margin) / (lo + margin)`, on
+"worse" `1 - f (Z + tolerance) / (hi + tolerance)`, where Z lies between -lo and hi. Under the null hypothesis the
+expected wealth does not grow, so by Ville's inequality it ever reaches 1 / alpha with a probability of at most alpha,
+however often somebody looks. The wealth is split among `FRACTIONS` equally: a large fraction finds a large difference
+within few sessions, a small one finds a small difference later. So a policy that fails at once needs no other rule.
+See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, Howard et al. 2021,
+https://arxiv.org/abs/1810.08240, and for experiments Ham et al. 2022, https://arxiv.org/abs/2210.08639.
 
-**Unit.** The unit is a block (`evidence.blocks`), which has values of both policies from the same time. It gives one
-difference D of their means, from -1 to 1; nothing else is assumed about the values. The policy's share of the sessions
-may change: the next share is chosen before the next block begins, so the expectation of each D stays the difference
-between the policies. A test goes on after a change and keeps its capital: a restart would give a worse policy another
-chance of `alpha`.
+**Error rates.** A wrong rollback has a probability of at most `alpha` for all looks and signals of one test together,
+shared as `Signal.alpha_share` says; a wrong promotion likewise. Nothing else ends a test before its time, except that
+it cannot be decided any more.
 
-**Betting martingale.** Consider the null hypothesis that the mean of D is at most m. A bettor starts with capital 1 and
-bets a fraction g before each block; the block multiplies the capital by `1 + g (D - m) / (1 + m)`, which is never
-negative. If the null hypothesis is true, the expected capital does not grow. So by Ville's inequality the capital ever
-reaches `1 / alpha` with a probability of at most `alpha`. The mean of the capitals of several g has the same property:
-a large g finds a large difference within few blocks, a small g a small difference later. The numbers m that are not
-rejected form a confidence sequence. See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, and Howard et
-al. 2021, https://arxiv.org/abs/1810.08240. Bets that adapt to the observed variance are left out.
+**Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
+that have any are not alike. So the share of sessions with a value is tested too, in both directions. Once it differs,
+the signal no longer decides.
 
-**Fails closed.** A signal with a value that is not a number, or outside its scale, cannot be compared, and a champion
-without calls neither. Then the policy is not promoted.
+**Fails closed.** If a value is not a number, or outside its scale, its signal cannot be compared, and the policy is not
+promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 from art_patch.errors import ConfigError
-from art_patch.promotion.evidence import Block, Evidence
+from art_patch.promotion.evidence import REST_S, Evidence, Observation
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
 
-# Betting fractions g; the capital is split among them equally.
-BETS = (0.05, 0.15, 0.35, 0.6, 0.9)
+# The fractions of the wealth that are bet: twelve, from a small difference's to the largest, in equal steps of the log.
+FRACTIONS = tuple(0.004 * (0.95 / 0.004) ** (step / 11) for step in range(12))
 
-_HALVINGS = 9  # a bound is exact to 2 / 2 ** 9 = 0.004
+# The first guesses weigh as much as so many sessions.
+_GUESS_WEIGHT = 10.0
+
+# A canary that has answered so many sessions may answer so many percent of them.
+RAMP = ((12, 20.0), (60, 50.0))
+
+# A test that is not decided after so long goes on only while it may still be decided.
+_PATIENCE_HOURS = 24.0
+# It may be decided if the difference can be large enough, that is, at most so many standard errors above what it seems.
+_HOPE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +68,21 @@ class CanaryConfig:
     alpha: float = 0.05
     # Sessions of each arm before a promotion.
     min_sessions: int = 20
-    max_hours: float = 24.0
+    max_hours: float = 168.0
+    # A session that has made no call for so many seconds has ended, and its value is taken.
+    rest_s: float = REST_S
     # How much better a winner's rewards or feedback must be, on a scale 0..1. Below 0, it may be that much worse.
     margin: float = 0.0
     # How much worse the challenger may be: mean reward and feedback (0..1), ...
-    reward_tolerance: float = 0.05
-    feedback_tolerance: float = 0.05
-    # ... share of calls that failed, that upstream had to answer, and whose answer was empty or cut off, ...
-    error_tolerance: float = 0.02
-    fallback_tolerance: float = 0.02
+    reward_tolerance: float = 0.0
+    feedback_tolerance: float = 0.0
+    # ... share of sessions with a call that failed or that upstream had to answer, share of empty or cut answers, ...
+    failure_tolerance: float = 0.0
     empty_tolerance: float = 0.05
     # ... and how many times as long its calls and its first tokens may take.
     latency_ratio: float = 1.5
-    # Breakdown rule: so many sessions must have failed, and the share of failed sessions must exceed the champion's by
-    # this much, among all sessions or among the newest `LATEST`.
-    hard_sessions: int = 3
-    hard_share: float = 0.6
+    # Percent of the sessions that a canary answers once it has answered so many and nothing speaks against it.
+    ramp: tuple[tuple[int, float], ...] = RAMP
 
     def __post_init__(self) -> None:
         """Refuse settings that would make the test mean something else: `ConfigError` names the range."""
@@ -81,9 +93,8 @@ class CanaryConfig:
         _check("margin", self.margin, -1 < self.margin < 1, "between -1 and 1")
         _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
         _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
+        _check("rest_s", self.rest_s, self.rest_s > 0, "above 0")
         _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
-        _check("hard_sessions", self.hard_sessions, self.hard_sessions >= 2, "at least 2")
-        _check("hard_share", self.hard_share, 0 < self.hard_share <= 1, "above 0 and at most 1")
 
 
 def _check(name: str, value: float, right: bool, said: str) -> None:
@@ -99,18 +110,19 @@ class Signal:
     words: str  # for sentences: "its WORDS is worse by ..."
     is_good: bool  # whether more of it is better
     tolerance: str  # the field of `CanaryConfig` that limits a loss
+    alpha_share: float  # its share of `alpha`, for a rollback; those of all signals add up to 1
+    first_guess: float  # of a session's value, before any is known
     promotes: bool = False  # whether being better on it is a reason to promote
-    is_time: bool = False  # compared by the ratio of medians, because means of times follow single slow calls
+    is_time: bool = False  # in milliseconds, of any size
 
 
 SIGNALS = (
-    Signal("reward", "reward", True, "reward_tolerance", promotes=True),
-    Signal("feedback", "people's feedback", True, "feedback_tolerance", promotes=True),
-    Signal("errors", "share of failed calls", False, "error_tolerance"),
-    Signal("fallbacks", "share of calls that upstream had to answer", False, "fallback_tolerance"),
-    Signal("empty", "share of answers that are empty or cut off", False, "empty_tolerance"),
-    Signal("latency_ms", "time for a call", False, "latency_ratio", is_time=True),
-    Signal("ttft_ms", "time to the first token", False, "latency_ratio", is_time=True),
+    Signal("reward", "reward", True, "reward_tolerance", 0.4, 0.5, promotes=True),
+    Signal("feedback", "people's feedback", True, "feedback_tolerance", 0.12, 0.5, promotes=True),
+    Signal("failed", "share of sessions with a failed call", False, "failure_tolerance", 0.12, 0.02),
+    Signal("empty", "share of answers that are empty or cut off", False, "empty_tolerance", 0.12, 0.05),
+    Signal("latency_ms", "time for a call", False, "latency_ratio", 0.12, 0.5, is_time=True),
+    Signal("ttft_ms", "time to the first token", False, "latency_ratio", 0.12, 0.5, is_time=True),
 )
 
 
@@ -121,6 +133,73 @@ class WatchVerdict:
     action: Action
     reason: str
     metrics: JSON
+    # Percent of the sessions that a canary should answer from now on; `None` if it should keep its share.
+    percent: float | None = None
+
+
+# --- the bets ---
+
+
+class Bets:
+    """Two bettors on one signal: one on "better", one on "worse". Values are from 0 to 1, and 1 is good."""
+
+    def __init__(self, first_guess: float, *, margin: float = 0.0, tolerance: float = 0.0) -> None:
+        self._margin, self._tolerance = margin, tolerance
+        self._sum, self._weight = first_guess * _GUESS_WEIGHT, _GUESS_WEIGHT
+        self._better = self._worse = [1 / len(FRACTIONS)] * len(FRACTIONS)
+        # The largest wealth so far decides: a proof stands, whatever comes after it.
+        self.most_better = self.most_worse = 1.0
+        self._z: list[float] = []
+
+    @property
+    def sessions(self) -> int:
+        """The number of sessions that were bet on."""
+        return len(self._z)
+
+    @property
+    def worse(self) -> float:
+        """The present wealth of the bets on "worse"."""
+        return sum(self._worse)
+
+    @property
+    def difference(self) -> float:
+        """The mean difference between the policies so far: unbiased, whatever the shares were."""
+        return fmean(self._z) if self._z else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of `difference`, for forecasts; no decision rests on it."""
+        mean, n = self.difference, len(self._z)
+        return math.sqrt(sum((z - mean) ** 2 for z in self._z) / (n * (n - 1))) if n > 1 else math.inf
+
+    def sessions_needed(self, alpha: float, difference: float) -> float:
+        """How many sessions such a difference takes to be proven, of which the present number is a part."""
+        n = len(self._z)
+        variance = self.error**2 * n if n > 1 else math.inf
+        # The best fraction's wealth grows by about difference**2 / (2 * variance) a session, in logs.
+        return 2 * variance * math.log(len(FRACTIONS) / alpha) / difference**2 if difference else math.inf
+
+    def add(self, seen: Observation, value: float, champions: float | None = None) -> None:
+        """Bet on one session. `champions` is the champion's value of the same session, if both policies answered it."""
+        if champions is not None:
+            z, lo, hi = value - champions, 1.0, 1.0
+        else:
+            guess, p = self._sum / self._weight if seen.guess is None else seen.guess, seen.share
+            self._sum, self._weight = self._sum + value, self._weight + 1
+            if not 0 < p < 1:
+                return  # it could not have been the other policy's, so it compares nothing
+            z = (value - guess) / p if seen.challenger else (guess - value) / (1 - p)
+            lo, hi = max(guess / p, (1 - guess) / (1 - p)), max((1 - guess) / p, guess / (1 - p))
+        self._z.append(z)
+        up = (z - self._margin) / (lo + self._margin) if lo + self._margin > 0 else 0.0
+        down = (z + self._tolerance) / (hi + self._tolerance)
+        self._better = [wealth * (1 + f * up) for wealth, f in zip(self._better, FRACTIONS, strict=True)]
+        self._worse = [wealth * (1 - f * down) for wealth, f in zip(self._worse, FRACTIONS, strict=True)]
+        self.most_better = max(self.most_better, sum(self._better))
+        self.most_worse = max(self.most_worse, sum(self._worse))
+
+
+# --- the decision ---
 
 
 def decide(
@@ -130,7 +209,7 @@ def decide(
 
     A `shadow` is never promoted, because no user has got its answers. `hours` is how long the test has been running.
     """
-    found = [_examine(signal, evidence.blocks.get(signal.name, ()), config) for signal in SIGNALS]
+    found = [_examine(signal, evidence, config) for signal in SIGNALS]
     arms = {"challenger": evidence.challenger, "champion": evidence.champion}
     metrics: dict[str, Any] = {
         name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed} for name, arm in arms.items()
@@ -140,94 +219,119 @@ def decide(
         "; ".join(one.sentence for one in found if one.says == says) for says in ("worse", "better", "unreadable")
     )
     # In this order: a rollback needs no other condition, a promotion needs all of them.
-    if against := _broken(evidence, config) or worse:
-        return WatchVerdict("roll back", against, metrics)
+    if worse:
+        return WatchVerdict("roll back", worse, metrics)
     missing = bars or _missing(evidence, state, config)
     if better and not missing:
         return WatchVerdict("promote", better, metrics)
-    so_far = missing or "neither worse nor better is proven yet"
+    needed, arrive = _sessions_needed(found, config), evidence.sessions_a_day(hours)
+    metrics |= {"sessions_needed": _finite(needed), "sessions_a_day": round(arrive, 1)}
+    unequal = "; ".join(one.sentence for one in found if one.says == "unequal")
+    so_far = missing or unequal or _so_far(needed, arrive)
     if not hours < config.max_hours:  # a clock that gives no number ends the test, too
         return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
-    return WatchVerdict("go on", so_far, metrics)
+    left = arrive * (config.max_hours - hours) / 24
+    is_compared = any(one.bets is not None and one.signal.promotes for one in found)
+    hope = _sessions_needed(found, config, hope=_HOPE)
+    if hours >= _PATIENCE_HOURS and is_compared and hope > left:
+        many = "any number of" if hope == math.inf else f"at least {hope:,.0f} more"
+        reason = f"this traffic cannot decide: that takes {many} sessions, and {left:,.0f} come within"
+        return WatchVerdict("inconclusive", f"{reason} {config.max_hours:g} hours; {so_far}", metrics)
+    return WatchVerdict("go on", so_far, metrics, _share(evidence, found, config) if state == "canary" else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
     signal: Signal
-    says: Literal["worse", "better", "open", "unreadable", "no data"]
+    says: Literal["worse", "better", "open", "unequal", "unreadable", "no data"]
     sentence: str
     metrics: JSON
+    bets: Bets | None = None
 
 
-def _examine(signal: Signal, blocks: Sequence[Block], config: CanaryConfig) -> _Finding:
+def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Finding:
     """Test one signal in both directions."""
-    if not blocks:
+    seen = evidence.observations.get(signal.name, ())
+    ours, theirs = ([one.value for one in seen if one.challenger is which] for which in (True, False))
+    theirs += [one.champions for one in seen if one.champions is not None]
+    if not ours or not theirs:
         return _Finding(signal, "no data", f"no {signal.words} of both yet", {"says": "no data", "compared": 0})
-    our_values, their_values = [v for b in blocks for v in b.challenger], [v for b in blocks for v in b.champion]
-    wrong = next((v for v in our_values + their_values if not _is_on_scale(v, signal)), None)
-    if wrong is not None:
+    if (wrong := next((one for one in ours + theirs if not _is_on_scale(one, signal)), None)) is not None:
         scale = "a time" if signal.is_time else "from 0 to 1"
         sentence = f"a value of {signal.words} is {wrong}, not {scale}, so it cannot be compared"
-        metrics = {"says": "unreadable", "compared": len(blocks), "value": str(wrong)}
+        metrics = {"says": "unreadable", "compared": len(ours), "value": str(wrong)}
         return _Finding(signal, "unreadable", sentence, metrics)
     tolerance: float = getattr(config, signal.tolerance)
-    gains, null = _gains(signal, blocks, tolerance)
-    # Bonferroni: one share for each test that can end in a rollback, and for each that can end in a promotion.
-    losing = config.alpha / len(SIGNALS)
-    winning = config.alpha / sum(one.promotes for one in SIGNALS)
-    typical: Callable[[Sequence[float]], float] = median if signal.is_time else _mean
-    ours, theirs = typical(our_values), typical(their_values)
+    bets = _bets(signal, seen, tolerance, config.margin)
+    losing, winning = config.alpha * signal.alpha_share, config.alpha / sum(one.promotes for one in SIGNALS)
+    typical = median if signal.is_time else fmean
+    heard = Bets(0.5)
+    for one in evidence.heard.get(signal.name, ()):
+        heard.add(one, one.value)
     says = "open"
-    # A loss is a gain with its sign turned: is the mean loss proven to exceed the tolerance?
-    if is_above([-gain for gain in gains], null, losing):
+    if max(heard.most_better, heard.most_worse) >= 2 / config.alpha:
+        says = "unequal"
+    elif bets.most_worse >= 1 / losing:
         says = "worse"
-    elif signal.promotes and is_above(gains, config.margin, winning):
+    elif signal.promotes and bets.most_better >= 1 / winning:
         says = "better"
-    metrics = {"says": says, "compared": len(blocks), "challenger": ours, "champion": theirs, "tolerance": tolerance}
+    metrics = {
+        "says": says, "compared": len(ours), "challenger": typical(ours), "champion": typical(theirs),
+        "tolerance": tolerance, "worse": round(bets.most_worse, 3), "worse_needed": round(1 / losing, 1),
+    }  # fmt: skip
+    if signal.promotes:
+        metrics |= {"better": round(bets.most_better, 3), "better_needed": round(1 / winning, 1)}
     if not signal.is_time:
         sign = 1 if signal.is_good else -1
-        bounds = sorted((sign * lower_bound(gains, winning), sign * upper_bound(gains, losing)))
-        metrics |= {"difference": sign * _mean(gains), "above": bounds[0], "below": bounds[1]}
-    return _Finding(signal, says, _sentence(signal, says, ours, theirs, len(blocks), config), metrics)
+        metrics |= {"difference": sign * bets.difference, "error": _finite(bets.error)}
+    sentence = _sentence(signal, says, metrics, evidence, config)
+    return _Finding(signal, says, sentence, metrics, bets)
+
+
+def _bets(signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float) -> Bets:
+    """Bet on the sessions in the order in which their values became known."""
+    if not signal.is_time:
+        bets = Bets(
+            signal.first_guess if signal.is_good else 1 - signal.first_guess, margin=margin, tolerance=tolerance
+        )
+        for one in seen:
+            value, champions = (v if signal.is_good or v is None else 1 - v for v in (one.value, one.champions))
+            bets.add(one, value or 0.0, champions)
+        return bets
+    bets, logs = Bets(signal.first_guess), 0.0
+    for count, one in enumerate(seen):
+        # The tolerated ratio is inside of the value; so is a scale that follows the times before it, of both policies.
+        scale = one.champions if one.champions is not None else math.exp(logs / count) if count else one.value
+        ours = one.value / tolerance if one.challenger else one.value
+        bets.add(one, scale / (scale + ours) if scale + ours else 0.5, None if one.champions is None else 0.5)
+        logs += math.log(max(one.value, 0.001))
+    return bets
 
 
 def _is_on_scale(value: float, signal: Signal) -> bool:
     return math.isfinite(value) and value >= 0 and (signal.is_time or value <= 1)
 
 
-def _gains(signal: Signal, blocks: Sequence[Block], tolerance: float) -> tuple[list[float], float]:
-    """Return the challenger's gain in each block (better is positive), and the mean loss that the signal tolerates."""
-    if signal.is_time:
-        # The tolerance is inside of the sign that `slower` returns, so the tolerated mean loss is 0.
-        return [-slower(block, tolerance) for block in blocks], 0.0
-    sign = 1 if signal.is_good else -1
-    return [sign * difference(block) for block in blocks], tolerance
-
-
-def _sentence(signal: Signal, says: str, ours: float, theirs: float, compared: int, config: CanaryConfig) -> str:
+def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, config: CanaryConfig) -> str:
+    if says == "unequal":
+        ours, theirs = (
+            fmean(one.value for one in evidence.heard[signal.name] if one.challenger is which)
+            for which in (True, False)
+        )
+        return (
+            f"{signal.words} is known of {ours:.0%} of its sessions and of {theirs:.0%} of the champion's, "
+            "so these are not alike and are not compared"
+        )
     show, by = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}", ""
     if says == "worse":
-        tolerance = getattr(config, signal.tolerance)
-        by = f"more than {tolerance:g} times the champion's" if signal.is_time else f"worse by more than {tolerance:g}"
+        tolerance = metrics["tolerance"]
+        by = f"more than {tolerance:g} times the champion's" if signal.is_time else "worse"
+        by += f" by more than {tolerance:g}" if tolerance and not signal.is_time else ""
     elif says == "better":
-        by = f"better by more than {config.margin:g}" if config.margin >= 0 else f"not worse by {-config.margin:g}"
-    return f"its {signal.words}{by and f' is {by}'}: {show.format(ours, theirs)} in {compared} comparisons"
-
-
-def _broken(evidence: Evidence, config: CanaryConfig) -> str | None:
-    """Apply the breakdown rule: return why the challenger is broken, or `None`."""
-    ours, theirs = evidence.challenger, evidence.champion
-    # The newest sessions by themselves, too: among all, a breakdown after a long good time shows late.
-    every = (ours.failed_sessions, ours.sessions, theirs.failed_sessions, theirs.sessions, "")
-    latest = (ours.failed_latest, ours.of_latest, theirs.failed_latest, theirs.of_latest, "newest ")
-    for failed, sessions, their_failed, their_sessions, which in (every, latest):
-        worse = _share(failed, sessions) - _share(their_failed, their_sessions) >= config.hard_share
-        if worse and failed >= config.hard_sessions:
-            return (
-                f"in {failed} of its {sessions} {which}sessions the newest call failed or was left to upstream, "
-                f"in {their_failed} of {their_sessions} of the champion's"
-            )
-    return None
+        by = f"not worse by {-config.margin:g}" if config.margin < 0 else "better"
+        by += f" by more than {config.margin:g}" if config.margin > 0 else ""
+    numbers = show.format(metrics["challenger"], metrics["champion"])
+    return f"its {signal.words}{by and f' is {by}'}: {numbers} in {metrics['compared']} sessions"
 
 
 def _missing(evidence: Evidence, state: Literal["shadow", "canary"], config: CanaryConfig) -> str | None:
@@ -242,62 +346,47 @@ def _missing(evidence: Evidence, state: Literal["shadow", "canary"], config: Can
     return None
 
 
-def _share(some: int, of_all: int) -> float:
-    return some / of_all if of_all else 0.0
+def _sessions_needed(found: Iterable[_Finding], config: CanaryConfig, *, hope: float = 0.0) -> float:
+    """How many more sessions, of both policies, a promotion takes if the difference stays as it is.
 
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-# --- the test: bets on the mean of the differences ---
-
-
-def difference(block: Block) -> float:
-    """Return the mean of the policy under test minus the champion's mean in a block."""
-    return sum(block.challenger) / len(block.challenger) - sum(block.champion) / len(block.champion)
-
-
-def slower(block: Block, ratio: float) -> float:
-    """Return 1 if the tested policy's median time is above `ratio` times the champion's, -1 if below, 0 if equal.
-
-    The sign is returned and not the difference, because it lies in -1..1 whatever the scale of the times and however
-    long their tail. If both policies are equally fast and `ratio` is above 1, -1 is more frequent than 1, so the mean
-    over blocks is below 0.
+    `hope`: by how many standard errors the difference may be better than it seems.
     """
-    ours, theirs = median(block.challenger), ratio * median(block.champion)
-    return float((ours > theirs) - (ours < theirs))
+    winning = config.alpha / sum(one.promotes for one in SIGNALS)
+    needed = [math.inf]
+    for one in found:
+        if one.bets is not None and one.signal.promotes and one.says == "open":
+            gain = one.bets.difference + (hope * one.bets.error if hope else 0.0) - config.margin
+            if gain > 0 and math.isfinite(gain):
+                needed.append(one.bets.sessions_needed(winning, gain) - one.bets.sessions)
+            elif gain > 0:
+                needed.append(0.0)  # too little is known to give up
+    return max(min(needed), 0.0)
 
 
-def is_above(differences: Sequence[float], null: float, alpha: float) -> bool:
-    """Whether the betting martingale has rejected "the mean difference is at most `null`" after any block so far.
-
-    `differences` lie in -1..1 and are in order of time; `null` is above -1. `alpha` is the largest probability of a
-    wrong rejection, over all looks together.
-    """
-    enough = len(BETS) / alpha
-    capitals = [1.0] * len(BETS)
-    parts = [part / (1 + null) for part in BETS]
-    for value in differences:
-        gain = value - null
-        capitals = [capital * (1 + part * gain) for capital, part in zip(capitals, parts, strict=True)]
-        if sum(capitals) >= enough:
-            # A rejection stands: Ville's inequality bounds the maximum of the capital, not its last value.
-            return True
-    return False
+def _so_far(needed: float, arrive: float) -> str:
+    words = "neither worse nor better is proven yet"
+    if not math.isfinite(needed):
+        return words
+    days = f", {needed / arrive:.1f} days" if arrive else ""
+    return f"{words}; if it goes on like this, about {needed:,.0f} more sessions{days}"
 
 
-def lower_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the lower limit of the mean difference's confidence sequence of level 1 - `alpha`; -1 without data."""
-    # The capital falls as the null grows, so the largest rejected null is found by bisection.
-    low, step = -1.0, 2.0
-    for _ in range(_HALVINGS):
-        step /= 2
-        if is_above(differences, low + step, alpha):
-            low += step
-    return low
+def _share(evidence: Evidence, found: Sequence[_Finding], config: CanaryConfig) -> float | None:
+    """Return the percent of the sessions from now on; `None` for no change. A share that a person chose later stays."""
+    if not evidence.percents:
+        return None
+    first, now = evidence.percents[0], evidence.percents[-1]
+    if now not in (first, *(percent for _, percent in config.ramp)):
+        return None
+    against = max((one.bets.worse for one in found if one.bets is not None), default=1.0)
+    if against > math.e:
+        return first if now > first else None
+    reached = max(
+        (percent for sessions, percent in config.ramp if evidence.challenger.sessions >= sessions), default=0.0
+    )
+    return reached if reached > now and against <= 1.5 else None
 
 
-def upper_bound(differences: Sequence[float], alpha: float) -> float:
-    """Return the upper limit of the same; 1 without data."""
-    return -lower_bound([-value for value in differences], alpha)
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return round(value, 4) if math.isfinite(value) else None

@@ -30,6 +30,10 @@ UPSTREAM = None  # `Call.policy` of an answer that came from the provider the ap
 
 ENGINE_FULL = "the engine is full"
 """`Call.fallback` of a call that the engine had no room for. It tells nothing about the policy that was to answer."""
+UNREACHABLE = "the engine cannot be reached"
+"""Begin of `Call.fallback` of a call that found no engine. It tells nothing about the policy, either."""
+LEFT_ALONE = "the engine failed repeatedly and is left alone for a moment"
+"""`Call.fallback` while a circuit breaker is open: the champion's, or that of the policy under test."""
 
 WAIT_HEADER = "x-art-patch-wait"
 """Header of a request to the engine: how many seconds it may have to wait for its turn, else it is refused at once."""

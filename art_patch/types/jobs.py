@@ -158,6 +158,7 @@ class ArmCall(NamedTuple):
     empty: bool  # whether an answer has no token but the stop token, or was cut off at its length limit
     # Id of the app's call that this one copies in the background; `None` for the app's calls.
     shadow_of: str | None = None
+    down: bool = False  # whether the engine could not be reached, for whichever policy
 
 
 class ArmTraffic(NamedTuple):
@@ -165,8 +166,8 @@ class ArmTraffic(NamedTuple):
 
     calls: tuple[ArmCall, ...]  # calls meant for one of the two policies, in the order in which they ended
     scores: tuple[Score, ...]  # scores of the runs that these calls are part of
-    # When the canary's share of the sessions was changed, seconds since the epoch, in order.
-    share_changes: tuple[float, ...] = ()
+    # When the canary got which share of the sessions (seconds since the epoch, percent), the first one first.
+    shares: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

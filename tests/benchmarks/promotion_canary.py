@@ -32,6 +32,9 @@ from tests.support.command_line import ENVIRONMENT
 from tests.support.servers import Answer, StubServer, error, serving
 from tests.support.two_apps import App
 
+RULES = {"ART_PATCH_CANARY_REST_S": "1", "ART_PATCH_CANARY_RAMP": "0"}
+"""A session is one call here, so it has ended soon; and the share stays as it is, so that rounds can be compared."""
+
 KINDS = ("errors", "breaks", "slow", "disliked")
 ROUNDS = 3
 APPS = 3
@@ -179,7 +182,7 @@ class _Place:
         liked = {"agent@0": LIKED["champion"], policy: LIKED.get(how, LIKED["champion"])}
         people = [People(app, policy, liked) for app in self._apps]
         command = [sys.executable, "-m", "art_patch", "watch", "--json", "--home", str(self._home)]
-        watch = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+        watch = subprocess.Popen(command, env=ENVIRONMENT | RULES, stdout=subprocess.DEVNULL)
         if how == "breaks":
             time.sleep(WELL_S)
             began = time.monotonic()

@@ -15,6 +15,7 @@ import pytest
 
 from art_patch._lib.ids import new_id
 from art_patch.policies import base_fingerprint
+from art_patch.promotion.evidence import SETTLE_S
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
 from tests.support.tiny import make_tiny_adapter
@@ -35,10 +36,12 @@ class Project:
         candidate = Policy(NEW, str(base), sha256, "candidate", 1.0, path=str(path), parent=OLD)
         self.store.ledger.add_candidate(candidate, trained_on=[], who="test")
 
-    def sessions(self, asked: str, count: int, *, thumbs: float | None = None, **changes: Any) -> None:
+    def sessions(
+        self, asked: str, count: int, *, thumbs: float | None = None, ago_s: float = 0.0, **changes: Any
+    ) -> None:
         records: list[Any] = []
         for _ in range(count):
-            run, now = new_id(), time.time()
+            run, now = new_id(), time.time() - ago_s
             only = Choice(0, {"role": "assistant", "content": "three plums"}, "stop")
             values = {
                 "id": new_id(), "trajectory_id": run, "started_at": now, "requested_model": "m", "choices": (only,),
@@ -47,7 +50,7 @@ class Project:
             }  # fmt: skip
             records += [TrajectoryInfo(run, now), Call(**(values | changes))]
             if thumbs is not None:
-                records.append(Score(new_id(), run, "thumbs", thumbs, "user", time.time()))
+                records.append(Score(new_id(), run, "thumbs", thumbs, "user", now))
         self.store.write(records)
 
     def art_patch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,9 +85,9 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
     nothing = project.art_patch("watch", "--once")
     assert (nothing.returncode, nothing.stdout) == (0, "nothing to watch: no policy is tested beside the champion\n")
 
-    project.store.ledger.move(NEW, "canary", who="test", reason="try it", percent=20)
-    project.sessions(OLD, 4)
-    project.sessions(NEW, 1)
+    project.store.ledger.move(NEW, "canary", who="test", reason="try it", percent=20, now=time.time() - 7_200)
+    project.sessions(OLD, 4, ago_s=3_600)
+    project.sessions(NEW, 1, ago_s=3_600)
     look = json.loads(project.art_patch("watch", "--once", "--json").stdout)
     assert look | {"metrics": None} == {
         "outcome": "goes on", "reason": "1 sessions of its own, 4 of the champion's; 20 of each are needed",
@@ -92,29 +95,33 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
     }  # fmt: skip
     assert look["metrics"]["champion"] == {"calls": 4, "sessions": 4, "failed": 0}
 
-    project.sessions(NEW, 9, **FAILED)
+    project.sessions(OLD, 30, ago_s=3_600)
+    project.sessions(NEW, 9, ago_s=1_800, **FAILED)
     gone = project.art_patch("watch", "--once", "--who", "ada")
     assert gone.returncode == 4
-    why = "in 9 of its 10 sessions the newest call failed or was left to upstream, in 0 of 4 of the champion's"
+    why = "its share of sessions with a failed call is worse: 0.900 against 0.000 in 10 sessions"
     assert gone.stdout.startswith(f"{NEW} rejected against {OLD}: {why}")
-    assert [line.split()[0] for line in gone.stdout.splitlines()[-7:]] == [
-        "reward", "feedback", "errors", "fallbacks", "empty", "latency_ms", "ttft_ms",
+    assert [line.split()[0] for line in gone.stdout.splitlines()[-6:]] == [
+        "reward", "feedback", "failed", "empty", "latency_ms", "ttft_ms",
     ]  # fmt: skip
+    (failed,) = (line for line in gone.stdout.splitlines() if line.startswith("failed  ") and " of " in line)
+    assert failed.split()[5:7] == ["of", "167"]
     assert (project.state(), project.store.ledger.history()[0]["who"]) == ("rejected", "ada (art-patch watch)")
 
 
 @pytest.mark.slow
 def test_a_server_looks_after_a_canary_by_itself(project: Project, base: Path, record_property):
     command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
-    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home)}
+    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home), "ART_PATCH_CANARY_REST_S": "1"}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
         assert json.loads(server.stdout.readline())["champion"] == OLD
         started = project.art_patch("promote", NEW, "--canary", "20", "--json")
         assert started.returncode == 0, started.stderr
-        project.sessions(OLD, 20)
-        project.sessions(NEW, 6, **FAILED)
+        time.sleep(SETTLE_S)
+        project.sessions(OLD, 40)
+        project.sessions(NEW, 8, **FAILED)
         began = time.monotonic()
         wait_until(lambda: project.state() == "rejected")
         record_property("figure", ["a failing canary is rolled back, s", f"{time.monotonic() - began:.1f}", "<= 60"])
@@ -123,11 +130,10 @@ def test_a_server_looks_after_a_canary_by_itself(project: Project, base: Path, r
         make_tiny_adapter(project.home / "default" / "adapters", base, step=2, seed=2)
         started = project.art_patch("promote", "agent@2", "--canary", "20", "--json")
         assert started.returncode == 0, started.stderr
-        project.sessions(OLD, 40, thumbs=0.0)
-        project.sessions("agent@2", 3, thumbs=1.0)
-        mixed = [(OLD, 0.0), ("agent@2", 1.0)] * 40
-        for policy, thumbs in mixed:
-            project.sessions(policy, 1, thumbs=thumbs)
+        time.sleep(SETTLE_S)
+        for _ in range(40):
+            project.sessions(OLD, 4, thumbs=0.0)
+            project.sessions("agent@2", 1, thumbs=1.0)
         wait_until(lambda: project.store.ledger.route().champion == "agent@2")
         by = next(move["who"] for move in project.store.ledger.history() if move["to_state"] == "champion")
         assert by.endswith("(art-patch serve)")

@@ -201,6 +201,36 @@ def test_a_canary_that_fails_falls_back_and_says_who_failed(bench, client, strea
     assert (status().fallbacks, len(bench.upstream.seen)) == (1, 1)
 
 
+def test_a_session_leaves_the_canary_at_its_second_failure(bench, client):
+    runtime = bench.patch()
+    turn(bench, runtime, 100)
+
+    def ask(session: str) -> str:
+        with art.trajectory(session_id=session):
+            client.chat.completions.create(**ASK)
+        return asked(bench)[-1]
+
+    assert ask("one") == CANARY
+    for _ in range(2):
+        bench.local.will(error(500))
+        assert ask("one") == CANARY
+    assert [ask("one"), ask("one"), ask("other")] == [CHAMPION, CHAMPION, CANARY]
+    assert bench.sink.calls[-2].fallback is None
+    turn(bench, runtime, 100, challenger="shop@5")
+    assert ask("one") == "shop@5"
+
+
+def test_a_run_leaves_the_canary_at_its_second_failure(bench, client):
+    runtime = bench.patch()
+    turn(bench, runtime, 100)
+    with art.trajectory("run"):
+        for _ in range(2):
+            bench.local.will(error(500))
+            client.chat.completions.create(**ASK)
+        client.chat.completions.create(**ASK)
+    assert asked(bench) == [CANARY, CANARY, CHAMPION]
+
+
 def test_a_canary_that_keeps_failing_does_not_cost_the_champion_its_calls(bench, client):
     runtime = bench.patch()
     with art.trajectory("champion's") as run:
@@ -208,7 +238,8 @@ def test_a_canary_that_keeps_failing_does_not_cost_the_champion_its_calls(bench,
     turn(bench, runtime, 100)
     bench.local.always = error(500)
     for _ in range(7):
-        client.chat.completions.create(**ASK)
+        with art.trajectory():
+            client.chat.completions.create(**ASK)
     bench.local.always = None
     assert asked(bench) == [CHAMPION] + [CANARY] * 5
     assert bench.sink.calls[-1].fallback == "shop@4: the engine failed repeatedly and is left alone for a moment"
@@ -226,7 +257,8 @@ def test_a_canary_that_is_not_served_falls_back_once_and_opens_its_own_breaker(b
     turn(bench, runtime, 100)
     bench.local.always = error(404)
     for _ in range(7):
-        client.chat.completions.create(**ASK)
+        with art.trajectory():
+            client.chat.completions.create(**ASK)
     assert asked(bench) == [CANARY] * 5
     assert runtime.breaker.closed
     assert len(bench.upstream.seen) == 7

@@ -1,4 +1,4 @@
-"""Looks after every observation do not inflate errors; large differences are found at once."""
+"""Looks after every session do not inflate errors; large differences are found at once."""
 
 from __future__ import annotations
 
@@ -8,132 +8,107 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.promotion.evidence import Block, Observation, blocks
-from art_patch.promotion.sequential import difference, is_above, lower_bound, slower, upper_bound
-
-RUNS = 200
-OBSERVATIONS = 5_000
-DIFFERENCES = st.lists(st.floats(-1, 1), max_size=60)
+from art_patch.promotion.evidence import Observation
+from art_patch.promotion.sequential import FRACTIONS, Bets
 
 
-def observed(challenger: float, champion: float, *, seed: int, share: float = 0.5, n: int = OBSERVATIONS):
-    """Outcomes 0 and 1 with these chances; the challenger answers a share of the sessions."""
-    rng = random.Random(seed)
+def bet(challenger: float, champion: float, *, seed: int, share: float, n: int, **how: float) -> Bets:
+    """Values 0 and 1 with these chances; the challenger answers a share of the sessions."""
+    rng, bets = random.Random(seed), Bets(0.5, **how)
     for at in range(n):
         ours = rng.random() < share
-        yield Observation(at, ours, float(rng.random() < (challenger if ours else champion)))
+        value = float(rng.random() < (challenger if ours else champion))
+        bets.add(Observation(float(at), ours, value, share), value)
+    return bets
 
 
-def gained(challenger: float, champion: float, **how) -> list[float]:
-    return [difference(block) for block in blocks(observed(challenger, champion, **how))]
+@pytest.mark.parametrize(("share", "alpha"), [(0.05, 0.02), (0.2, 0.05), (0.5, 0.05)])
+def test_equal_policies_are_hardly_ever_told_apart_at_any_time(share: float, alpha: float, record_property):
+    bets = [bet(0.5, 0.5, seed=seed, share=share, n=1_500) for seed in range(150)]
+    for way in ("most_better", "most_worse"):
+        wrong = sum(getattr(one, way) >= 1 / alpha for one in bets) / len(bets)
+        record_property("figure", [f"equal, share {share:.0%}: {way} any time", f"{wrong:.3f}", f"<= {alpha}"])
+        assert wrong <= alpha
 
 
-def when_above(differences: list[float], null: float, alpha: float) -> int | None:
-    """After how many blocks it is said first."""
-    return next((n for n in range(1, len(differences) + 1) if is_above(differences[:n], null, alpha)), None)
+def test_a_policy_within_the_tolerance_is_not_called_worse_and_one_within_the_margin_not_better(record_property):
+    worse = [bet(0.45, 0.5, seed=seed, share=0.2, n=1_500, tolerance=0.05).most_worse for seed in range(100)]
+    better = [bet(0.55, 0.5, seed=seed, share=0.2, n=1_500, margin=0.05).most_better for seed in range(100)]
+    for name, most in (("tolerance", worse), ("margin", better)):
+        wrong = sum(one >= 20 for one in most) / 100
+        record_property("figure", [f"just at the {name}: said", f"{wrong:.2f}", "<= 0.05"])
+        assert wrong <= 0.05
 
 
-def test_blocks_are_as_short_as_they_can_be_and_what_is_left_over_waits():
-    seen = [(4, True, 0.4), (1, False, 0.1), (2, False, 0.2), (3, True, 0.3), (5, True, 0.5), (6, False, 0.6)]
-    seen.append((7, True, 0.7))
-    assert blocks(Observation(*each) for each in seen) == [Block(3, (0.3,), (0.1, 0.2)), Block(6, (0.4, 0.5), (0.6,))]
-    assert blocks([]) == blocks([Observation(1, True, 0.5)]) == []
+def test_drift_and_clusters_that_both_share_prove_nothing(record_property):
+    """Everything fails for a while, for both, again and again."""
+    wrong = [0, 0]
+    for seed in range(200):
+        rng, bets = random.Random(seed), Bets(0.95)
+        for at in range(1_000):
+            ours, value = rng.random() < 0.2, float(at % 400 >= 100)
+            bets.add(Observation(float(at), ours, value, 0.2), value)
+        wrong = [wrong[0] + (bets.most_better >= 20), wrong[1] + (bets.most_worse >= 20)]
+    record_property("figure", ["waves that befall both: better, worse", f"{wrong[0] / 200}, {wrong[1] / 200}", "0.05"])
+    assert max(wrong) / 200 <= 0.05
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), max_size=60))
-def test_every_block_holds_both_arms_and_nothing_is_lost_but_the_end(values: list[tuple[bool, float]]):
-    found = blocks(Observation(at, ours, value) for at, (ours, value) in enumerate(values))
-    assert all(block.challenger and block.champion for block in found)
-    assert all(-1 <= difference(block) <= 1 for block in found)
-    for arm, mine in (("challenger", True), ("champion", False)):
-        kept = [value for block in found for value in getattr(block, arm)]
-        assert kept == [value for ours, value in values if ours is mine][: len(kept)]
+def test_a_policy_that_fails_at_once_is_found_within_few_sessions():
+    bets = Bets(0.95)
+    for at in range(60):
+        bets.add(Observation(float(at), False, 1.0, 0.05), 1.0)
+    for session in range(1, 9):
+        bets.add(Observation(100.0 + session, True, 0.0, 0.05), 0.0)
+        if bets.most_worse >= 1 / 0.006:
+            break
+    assert session <= 4
 
 
-@pytest.mark.parametrize(("share", "true"), [(0.5, 0.0), (0.05, 0.03)])
-def test_arms_are_hardly_ever_called_more_different_than_they_are(share: float, true: float, record_property):
-    alpha = 0.05
-    seeds = range(1_000, 1_000 + RUNS)
-    wrong = sum(is_above(gained(0.5 + true, 0.5, seed=seed, share=share), true, alpha) for seed in seeds) / RUNS
-    name = f"called different: {OBSERVATIONS:,} looks, share {share:.0%}, true difference {true:g}"
-    record_property("figure", [name, f"{wrong:.3f}", f"<= {alpha}"])
-    assert wrong <= alpha
+def test_a_better_policy_is_found_and_how_many_sessions_that_takes_is_foretold():
+    bets = bet(0.7, 0.5, seed=0, share=0.5, n=800)
+    assert bets.most_better >= 40
+    assert bets.difference == pytest.approx(0.2, abs=3 * bets.error)
+    needed = bet(0.6, 0.5, seed=1, share=0.5, n=400).sessions_needed(0.025, 0.1)
+    assert 500 < needed < 5_000
 
 
-def test_an_arm_within_the_tolerance_is_never_called_worse(record_property):
-    wrong = sum(is_above(gained(0.05, 0.05, seed=seed), 0.03, 0.01) for seed in range(50))
-    record_property("figure", ["equal error rates of 5 % called worse by 3 %", f"{wrong / 50:.3f}", "<= 0.01"])
-    assert wrong == 0
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), max_size=60), st.sampled_from([0.01, 0.2, 0.9]))
+def test_no_wealth_is_ever_negative_and_equal_values_earn_nothing(seen: list[tuple[bool, float]], share: float):
+    bets, equal = Bets(0.5), Bets(0.5)
+    for at, (ours, value) in enumerate(seen):
+        bets.add(Observation(float(at), ours, value, share), value)
+        equal.add(Observation(float(at), ours, 0.5, share), 0.5)
+        assert bets.worse >= 0
+        assert bets.most_better >= 1
+    assert (equal.most_better, equal.most_worse) == (pytest.approx(1), pytest.approx(1))
 
 
-def test_a_large_regression_is_found_within_few_observations(record_property):
-    for rate, limit in ((1.0, 12), (0.3, 100)):
-        found = [when_above(gained(rate, 0.02, seed=seed, share=0.05), 0.02, 0.005) for seed in range(30)]
-        worst = max(n or OBSERVATIONS for n in found)
-        name = f"calls until {rate:.0%} errors are called worse, worst of 30"
-        record_property("figure", [name, str(worst), f"<= {limit}"])
-        assert worst <= limit
+@given(st.floats(0, 1), st.floats(0.02, 0.98), st.floats(0, 1))
+def test_if_both_are_equal_no_bet_gains_on_average(value: float, share: float, guess: float):
+    """Over the chance alone that assigns the session, for one session with any value and any guess."""
+    gain = {}
+    for ours in (True, False):
+        bets = Bets(0.5)
+        bets.add(Observation(0.0, ours, value, share, guess), value)
+        gain[ours] = (sum(bets._better), sum(bets._worse))
+    for better_or_worse in (0, 1):
+        mean = share * gain[True][better_or_worse] + (1 - share) * gain[False][better_or_worse]
+        assert mean == pytest.approx(1, abs=1e-9)
 
 
-def test_a_better_arm_is_found(record_property):
-    found = [when_above(gained(0.75, 0.5, seed=seed, n=1_500), 0.0, 0.025) for seed in range(20)]
-    assert None not in found
-    middle = sorted(filter(None, found))[10]
-    record_property("figure", ["blocks until 75 % against 50 % is proven, median", str(middle), ""])
+def test_pairs_are_bet_on_by_their_difference():
+    bets = Bets(0.5)
+    for at in range(40):
+        bets.add(Observation(float(at), True, 0.0, champions=1.0), 0.0, 1.0)
+    assert bets.most_worse >= 1 / 0.006
+    assert bets.most_better == pytest.approx(1)
+    assert len(FRACTIONS) == 12
+    assert FRACTIONS[0] == pytest.approx(0.004)
+    assert FRACTIONS[-1] == pytest.approx(0.95)
 
 
-def test_bounds_hold_the_truth_and_shrink(record_property):
-    wide = 2.0
-    for n in (100, 500, 2_500):
-        values = gained(0.6, 0.5, seed=1, n=n)
-        low, high = lower_bound(values, 0.025), upper_bound(values, 0.025)
-        assert low < 0.1 < high
-        assert high - low < wide
-        wide = high - low
-        record_property("figure", [f"width of the bounds after {n} observations", f"{wide:.3f}", ""])
-    assert (lower_bound([], 0.05), upper_bound([], 0.05)) == (-1.0, 1.0)
-
-
-def test_what_weighs_on_both_arms_proves_nothing():
-    """An engine that is down for a while: all of both arms fails, and the next hour nothing does."""
-    rng = random.Random(0)
-    seen = [Observation(at, rng.random() < 0.2, float(at % 400 < 100)) for at in range(5_000)]
-    values = [difference(block) for block in blocks(seen)]
-    assert not is_above(values, 0.0, 0.05)
-    assert not is_above([-value for value in values], 0.0, 0.05)
-
-
-@given(DIFFERENCES, st.floats(-0.9, 0.9), st.floats(-0.9, 0.9), st.floats(0.001, 0.2))
-def test_what_is_above_a_number_is_above_every_smaller_one(values, one, other, alpha):
-    smaller, larger = sorted((one, other))
-    assert is_above(values, smaller, alpha) or not is_above(values, larger, alpha)
-
-
-@given(DIFFERENCES, st.lists(st.floats(-1, 1), max_size=20), st.floats(-0.9, 0.9))
-def test_more_data_takes_nothing_back(values, more, null):
-    assert is_above(values + more, null, 0.05) or not is_above(values, null, 0.05)
-
-
-@given(DIFFERENCES)
-def test_a_bound_is_what_the_test_says(values):
-    low = lower_bound(values, 0.05)
-    assert low == -1 or is_above(values, low, 0.05)
-    assert low >= 0.99 or not is_above(values, low + 0.005, 0.05)
-    assert upper_bound(values, 0.05) == -lower_bound([-value for value in values], 0.05)
-
-
-def test_slower_is_told_by_medians_and_a_ratio():
-    assert slower(Block(0, (31.0, 30.0, 9_000.0), (20.0,)), 1.5) == 1.0
-    assert slower(Block(0, (30.0,), (20.0, 20.0)), 1.5) == 0.0
-    assert slower(Block(0, (29.0,), (20.0,)), 1.5) == -1.0
-
-
-def test_equally_slow_arms_with_a_long_tail_are_not_called_slower(record_property):
-    def values(seed: int) -> list[float]:
-        rng = random.Random(seed)
-        seen = (Observation(at, rng.random() < 0.1, rng.lognormvariate(5, 2)) for at in range(2_000))
-        return [slower(block, 1.5) for block in blocks(seen)]
-
-    wrong = sum(is_above(values(seed), 0.0, 0.01) for seed in range(50))
-    record_property("figure", ["equal lognormal latencies called slower", f"{wrong / 50:.3f}", "<= 0.01"])
-    assert wrong == 0
+def test_a_session_that_could_not_have_been_the_others_compares_nothing():
+    bets = Bets(0.5)
+    for share in (0.0, 1.0):
+        bets.add(Observation(0.0, True, 0.0, share), 0.0)
+    assert (bets.sessions, bets.most_worse, bets.difference) == (0, pytest.approx(1), 0.0)

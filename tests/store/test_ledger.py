@@ -86,7 +86,7 @@ def test_a_canarys_share_changes_and_its_test_goes_on(place: Store, url: str):
     ]
     assert moves(place, 1) == [("agent@1", "canary", "canary", "too many")]
     traffic = place.evidence.arm_traffic(challenger="agent@1", champion="agent@0", state="canary", since=7.0)
-    assert traffic.share_changes == (9.0, 11.0)
+    assert traffic.shares == ((7.0, 5), (9.0, 20.5), (11.0, 1))
     assert place.verify() == []
 
 

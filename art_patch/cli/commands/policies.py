@@ -185,6 +185,8 @@ def canary_config(settings: Settings) -> promotion.CanaryConfig:
         max_hours=settings.canary_hours,
         margin=settings.canary_margin,
         latency_ratio=settings.canary_latency_ratio,
+        rest_s=settings.canary_rest_s,
+        ramp=promotion.RAMP if settings.canary_ramp else (),
     )
 
 
@@ -298,10 +300,16 @@ def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
 
 
 def _print_signals(report: pipeline.WatchReport) -> None:
-    table = output.Table("", f"{report.challenger}", f"{report.champion}", "compared", "", box=None, pad_edge=False)
+    columns = (f"{report.challenger}", f"{report.champion}", "compared", "is worse", "is better", "")
+    table = output.Table("", *columns, box=None, pad_edge=False)
     for name in ("calls", "sessions", "failed"):
-        table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "")
+        table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "", "", "")
     for name, signal in report.metrics["signals"].items():
         both = (f"{signal[arm]:.3g}" if arm in signal else "" for arm in ("challenger", "champion"))
-        table.add_row(name, *both, str(signal["compared"]), signal["says"])
+        # What the bets have won, and what proves it.
+        proofs = (
+            f"{signal[way]:.3g} of {signal[f'{way}_needed']:.3g}" if way in signal else ""
+            for way in ("worse", "better")
+        )
+        table.add_row(name, *both, str(signal["compared"]), *proofs, signal["says"])
     output.stdout().print(table)

@@ -23,7 +23,7 @@ from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
 from art_patch.recording import Exchange, in_share, note_call
-from art_patch.types import ENGINE_FULL
+from art_patch.types import ENGINE_FULL, LEFT_ALONE, UNREACHABLE
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
 PENDING: ContextVar["RoutedCall | None"] = ContextVar("art_patch_routed_call", default=None)
@@ -125,7 +125,7 @@ class RoutedCall:
             self.exchange.fallback, self._asks_again = target.failed(ENGINE_FULL), True
             return None
         if not self.runtime.allows(challenger=target.asks_challenger):
-            self.exchange.fallback = target.failed("the engine failed repeatedly and is left alone for a moment")
+            self.exchange.fallback = target.failed(LEFT_ALONE)
             return None
         self._attempts += 1
         self._attempt_began = time.monotonic()
@@ -150,6 +150,8 @@ class RoutedCall:
             challenger = attempt is not None and attempt.target.asks_challenger
             why = routing.reason(error)
             self.exchange.fallback = why if attempt is None else attempt.target.failed(why)
+            if challenger and pause_s is None and not why.startswith(UNREACHABLE):
+                self.runtime.pins.canary_failed(self._identity, self.options.json_data)
             is_404 = getattr(error, "status_code", None) == 404
             # The engine no longer serves the policy that this run is pinned to.
             if is_404 and self._run is not None:

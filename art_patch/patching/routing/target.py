@@ -18,7 +18,7 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
@@ -28,7 +28,7 @@ from art_patch.errors import ConfigError
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
 from art_patch.recording import in_share
 from art_patch.settings import Settings
-from art_patch.types import ENGINE_FULL, Mode, Route
+from art_patch.types import ENGINE_FULL, UNREACHABLE, Mode, Route
 
 _ASKING = frozenset({"route", "canary", "shadow"})
 
@@ -116,6 +116,9 @@ def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | Non
 # More pins than these are not kept.
 _KEPT = 10_000
 
+# So many calls of a session may the canary fail.
+_MOST_FAILURES = 2
+
 Key = str | int
 
 
@@ -140,11 +143,15 @@ class Pins:
     def __init__(self) -> None:
         self._pins: dict[Key, str] = {}
         self._left: set[str | None] = set()
+        # Sessions whose calls the canary failed, and how often.
+        self._failed: dict[str, int] = {}
 
     def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
         """Return the policy to ask, and the run's key for `forget`."""
         key, begins = run_of(identity, body)
         pinned = None if begins else self._pins.get(key)
+        if target.canary is not None and self._has_left(identity, body):
+            target, pinned = replace(target, challenger=None), None if pinned == target.canary else pinned
         # A trajectory that two policies wrote teaches less than one of a single policy.
         if pinned is not None and self._may_stay(pinned, target):
             return pinned, key
@@ -160,6 +167,8 @@ class Pins:
     def turned(self, before: Target, after: Target) -> None:
         """Note a new route, so that pinned runs leave a rejected canary and a champion that was rolled back."""
         # Noted here and not per call: a later champion may have a higher step than both, which hides the rollback.
+        if before.canary != after.canary:
+            self._failed.clear()
         left = {before.canary, before.champion}
         if _is_surpassed(before.champion or "", after.champion or ""):
             left.discard(before.champion)
@@ -169,6 +178,15 @@ class Pins:
     def forget(self, key: Key) -> None:
         """Remove the run's pin, because the engine no longer serves its policy; its next call chooses a policy anew."""
         self._pins.pop(key, None)
+
+    def canary_failed(self, identity: Identity, body: Mapping[str, Any]) -> None:
+        """Note that the canary failed a call; at the second one, its session leaves the canary."""
+        session = sticky_key(identity, body)
+        if session in self._failed or len(self._failed) < _KEPT:
+            self._failed[session] = self._failed.get(session, 0) + 1
+
+    def _has_left(self, identity: Identity, body: Mapping[str, Any]) -> bool:
+        return bool(self._failed) and self._failed.get(sticky_key(identity, body), 0) >= _MOST_FAILURES
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
         serves = pinned in (target.champion, target.canary)
@@ -303,11 +321,11 @@ def reason(error: Exception) -> str:
     if isinstance(status, int):
         return f"the engine answered HTTP {status}{_words(error)}"
     if is_connect_timeout(error):
-        return "the engine cannot be reached in time"
+        return f"{UNREACHABLE} in time"
     if isinstance(error, TooSlow) or "Timeout" in type(error).__name__:
         return "the engine did not answer in time"
     if "APIConnectionError" in names or type(error).__module__.startswith(("httpx", "httpcore")):
-        return "the engine cannot be reached"
+        return UNREACHABLE
     return f"{_UNREADABLE} the engine's answer ({type(error).__name__})"
 
 

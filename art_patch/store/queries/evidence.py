@@ -2,7 +2,8 @@
 
 The calls of a test are read without texts. If a policy failed and upstream answered in its place, the call counts for
 the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
-with no name if the champion failed. If the engine was full, the call counts for no policy: its `policy` is empty.
+with no name if the champion failed. If the engine was full or could not be reached, the call counts for no policy: its
+`policy` is empty.
 """
 
 from collections import defaultdict
@@ -14,9 +15,20 @@ from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
-from art_patch.types import ENGINE_FULL, ArmCall, ArmTraffic, Correction, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.types import (
+    ENGINE_FULL,
+    LEFT_ALONE,
+    UNREACHABLE,
+    ArmCall,
+    ArmTraffic,
+    Correction,
+    Group,
+    Score,
+    Trajectory,
+    TrajectoryInfo,
+)  # fmt: skip
 
-LIMIT = 20_000  # newest calls of a test: reading them takes about a second
+LIMIT = 200_000  # newest calls of a test: reading them takes about ten seconds
 
 _GROUPS = 1_000
 
@@ -51,9 +63,9 @@ class Evidence(Part):
             undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
             runs = sorted({call.trajectory_id for call in calls})
             found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
-            changes = _share_changes(connection, challenger, since) if state == "canary" else ()
+            shares = _shares(connection, challenger, since) if state == "canary" else ()
         scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
-        return ArmTraffic(tuple(calls), tuple(scores), changes)
+        return ArmTraffic(tuple(calls), tuple(scores), shares)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
@@ -144,26 +156,29 @@ def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
     reason: str | None = row.fallback if row.policy is None else None
     fell_back = reason is not None
     asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion
+    why = (reason or "").removeprefix(f"{challenger}: ")
+    # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
+    down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)
     return ArmCall(
         id=row.id,
         trajectory_id=row.trajectory_id,
         session=row.session_id or row.trajectory_id,
         group_id=row.group_id,
         at=row.started_at + row.duration_ms / 1000,
-        policy="" if (reason or "").endswith(ENGINE_FULL) else asked if fell_back else row.policy or "",
+        policy="" if down or why == ENGINE_FULL else asked if fell_back else row.policy or "",
         status=row.status,
         fell_back=fell_back,
         duration_ms=row.duration_ms,
         ttft_ms=row.ttft_ms,
         empty=bool(row.cut) or 0 < row.completion_tokens <= row.choices,
         shadow_of=row.shadow_of,
+        down=down,
     )
 
 
-def _share_changes(connection: Connection, challenger: str, since: float) -> tuple[float, ...]:
+def _shares(connection: Connection, challenger: str, since: float) -> tuple[tuple[float, float], ...]:
     table = tables.promotions
-    # A move from canary to canary changes the share.
-    changes = select(table.c.at).where(
-        table.c.policy == challenger, table.c.from_state == "canary", table.c.to_state == "canary", table.c.at > since
+    moves = select(table.c.at, table.c.metrics).where(
+        table.c.policy == challenger, table.c.to_state == "canary", table.c.at >= since
     )
-    return tuple(connection.scalars(changes.order_by(table.c.at)))
+    return tuple((at, metrics["percent"]) for at, metrics in connection.execute(moves.order_by(table.c.at, table.c.id)))
