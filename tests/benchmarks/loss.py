@@ -30,6 +30,7 @@ How it is measured:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -42,6 +43,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -210,10 +212,13 @@ def run(
     return App(home, said, out, calls, ended)
 
 
+_groups = itertools.count()
+
+
 @contextmanager
 def limited(cpu: float | None) -> Iterator[tuple[list[str], Callable[[subprocess.Popen[str]], None]]]:
     """Give a command that starts a program with a share of a CPU, or a function that slows it down."""
-    group = Path(f"/sys/fs/cgroup/cpu/loss-{os.getpid()}")
+    group = Path(f"/sys/fs/cgroup/cpu/loss-{os.getpid()}-{next(_groups)}")
     if cpu is None:
         yield [], lambda process: None
         return
@@ -262,12 +267,14 @@ class Losses:
 def ends(upstream: str, number: int, losses: Losses) -> None:
     """One-call scripts that end by themselves on a slow machine, and by all means on a fast one."""
     for cpu in (0.1, 0.2, 0.5):
-        for _ in range(number):
-            losses.add(f"end at {cpu} CPU", run(upstream, ENDS["end"], cpu=cpu), SLOW_MARGIN_S if cpu < 0.2 else 0.0)
-        for way in ("sigterm", "sigkill"):
-            for turn in range(number // 5):
-                app = run(upstream, ENDS[way], str(0.3 + 1.5 * turn / number), cpu=cpu)
-                losses.add(f"{way} at {cpu} CPU", app, SLOW_MARGIN_S)
+        # As many at once as one CPU has shares.
+        with ThreadPoolExecutor(int(1 / cpu)) as pool:
+            few = [(way, 0.3 + 1.5 * turn / number) for way in ("sigterm", "sigkill") for turn in range(number // 5)]
+            jobs = [("end", 0.0)] * number + few
+            apps = pool.map(lambda job, cpu=cpu: run(upstream, ENDS[job[0]], str(job[1]), cpu=cpu), jobs)
+            for (way, _), app in zip(jobs, apps, strict=True):
+                losses.add(f"{way} at {cpu} CPU", app, 0.0 if way == "end" and cpu >= 0.2 else SLOW_MARGIN_S)
+        say(f"ends at {cpu} CPU: {losses.lost} of {losses.counted} lost")
     for way in ("sigterm", "sigkill", "os._exit"):
         for turn in range(number):
             delay_s = 2.0 * turn / number
