@@ -1,4 +1,4 @@
-"""Applications from the package index that nobody here wrote, each with one small job that it does without a person.
+"""Applications from the package index that nobody here wrote, and hosts, each with one small job done without a person.
 
 The job asks a local server (see `tests/applications/upstream.py`); it must not look different under the patch.
 Left out, as they cannot be installed for every Python that we support: fast-agent, mistral-vibe.
@@ -136,6 +136,66 @@ said = anthropic.Anthropic(api_key="k").messages.create(
 print(said.content[0].text)
 """
 
+ASKING = """
+from openai import OpenAI
+
+def ask(what="hi"):
+    with OpenAI() as client:
+        said = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": what}])
+    return said.choices[0].message.content
+
+if __name__ == "__main__":
+    print(ask())
+"""
+
+NOTEBOOK = """
+import nbformat
+from nbclient import NotebookClient
+
+cells = (
+    "from asking import ask\\nask()",
+    "from openai import AsyncOpenAI\\nimport asyncio\\n"
+    "async def one(n):\\n"
+    "    async with AsyncOpenAI() as client:\\n"
+    "        said = await client.chat.completions.create(\\n"
+    "            model='gpt-4o', messages=[{'role': 'user', 'content': str(n)}])\\n"
+    "        return said.choices[0].message.content\\n"
+    "await asyncio.gather(*[one(n) for n in range(3)])",
+)
+book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+NotebookClient(book, kernel_name="python3", timeout=100).execute()
+print([output.get("data", output) for cell in book.cells for output in cell.outputs])
+"""
+
+TESTS = """
+import pytest
+from asking import ask
+
+@pytest.mark.parametrize("number", range(6))
+def test_it_answers(number, capsys, recwarn):
+    assert ask(str(number))
+    assert (capsys.readouterr(), list(recwarn)) == (("", ""), [])
+"""
+
+PROCESSES = """
+import sys
+from multiprocessing import get_context
+from asking import ask
+
+if __name__ == "__main__":
+    context = get_context(sys.argv[1])
+    pool = context.Pool(2)
+    print(pool.map(ask, ["a", "b", "c"]))
+    pool.close()
+    pool.join()
+    process = context.Process(target=ask)
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+HOST = {"OPENAI_BASE_URL": "{url}"}
+
 APPLICATIONS = (
     Application(
         "shell-gpt", ["shell-gpt==1.5.1", "click"], ["sgpt", "--no-cache", "--no-md", QUESTION],
@@ -229,5 +289,26 @@ APPLICATIONS = (
         "garak", ["garak==0.17.1"],
         ["garak", "--model_type", "openai", "--model_name", "gpt-4o", "--probes", "test.Test", "--generations", "1"],
         {"OPENAI_BASE_URL": "{url}"},
+    ),
+    # Not applications, but what runs them.
+    Application("python -m", ["openai", "pytest"], ["python", "-m", "asking"], HOST, {"asking.py": ASKING}),
+    Application(
+        "pytest", ["openai", "pytest", "pytest-xdist"], ["python", "-m", "pytest", "-q", "-W", "error", "test_it.py"], HOST,
+        {"asking.py": ASKING, "test_it.py": TESTS},
+    ),
+    Application(
+        "pytest on two processes", ["openai", "pytest", "pytest-xdist"],
+        ["python", "-m", "pytest", "-q", "-n", "2", "-W", "error", "test_it.py"], HOST, {"asking.py": ASKING, "test_it.py": TESTS},
+    ),
+    Application(
+        "a notebook", ["openai", "nbclient", "ipykernel"], ["python", "book.py"], HOST,
+        {"asking.py": ASKING, "book.py": NOTEBOOK},
+    ),
+    *(
+        Application(
+            f"processes that are {how}ed", ["openai", "pytest"], ["python", "many.py", how], HOST,
+            {"asking.py": ASKING, "many.py": PROCESSES},
+        )
+        for how in ("spawn", "fork")
     ),
 )  # fmt: skip
