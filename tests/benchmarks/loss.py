@@ -116,8 +116,9 @@ async def app(scope, receive, send):
 
 FORK = """
 import threading
-# The SDK imports and asks for these at the first use, under locks that a forked child would wait for, patched or not.
-client.chat.completions, client.default_headers
+# The SDK and the socket import and ask for these at the first use, under locks that a forked child would wait for,
+# patched or not.
+client.chat.completions, client.default_headers, "host".encode("idna")
 threading.Thread(target=call, args=("first",)).start()
 time.sleep(float(sys.argv[1]))
 child = os.fork()
