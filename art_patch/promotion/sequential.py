@@ -27,7 +27,8 @@ it cannot be decided any more.
 
 **Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
 that have any are not alike. So the share of sessions with a value is tested too, in both directions. Once it differs,
-the signal no longer decides.
+the signal no longer decides. A reward may decide sooner than that is found: the error rates assume that silence does
+not depend on the policy.
 
 **Fails closed.** If a value is not a number, or outside its scale, its signal cannot be compared, and the policy is not
 promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.

@@ -21,8 +21,9 @@ def answered(text: str, finish: str = "stop") -> Choice:
 
 def test_a_canarys_calls_and_the_champions_since_it_began(store: Store):
     store.write([
-        info("t1", session_id="visit"), info("t2"), info("t3"),
-        call("before", "t1", 9.0, policy=NEW),
+        info("t1", session_id="visit"), info("t2", origin="explicit"), info("t3"), info("t4", session_id="visit"),
+        call("before", "t4", 9.0, policy=NEW),
+        call("goes on", "t4", 10.5, policy=OLD),  # pinned to its policy, so no chance decided
         call("new", "t1", 10.0, policy=NEW, duration_ms=500.0),
         call("old", "t2", 11.0, policy=OLD, ttft_ms=None, status="error", choices=(), completion_tokens=0),
         call("upstream", "t3", 12.0, policy=None),
@@ -64,6 +65,22 @@ def test_an_answer_is_empty_without_tokens_of_its_own_or_cut_off(store: Store):
     }
 
 
+def test_calls_that_the_app_gives_no_run_are_assigned_by_their_opening_and_so_counted(store: Store):
+    """Such an app may send the same prompt a thousand times: one hash sends all of them to the same policy."""
+    first, other = ({"role": "user", "content": "yes or no?"},), ({"role": "user", "content": "why?"},)
+    more = (*first, {"role": "assistant", "content": "no"}, {"role": "user", "content": "sure?"})
+    store.write([
+        info("t1"), info("t2", origin="stitched"), info("t3"), info("t4", origin="explicit"), info("t5", origin="otel"),
+        call("a", "t1", 10.0, messages=first), call("b", "t2", 11.0, messages=first),
+        call("c", "t2", 12.0, messages=more), call("d", "t3", 13.0, messages=other),
+        call("e", "t4", 14.0, messages=first), call("f", "t5", 15.0, messages=first),
+    ])  # fmt: skip
+    session = {each.id: each.session for each in traffic(store).calls}
+    assert session["a"] == session["b"] == session["c"]
+    assert session["d"] not in (session["a"], "t3")
+    assert (session["e"], session["f"]) == ("t4", "t5")
+
+
 def test_scores_of_the_runs_come_along_and_no_others(store: Store):
     mine = [Score("s2", "t1", "thumbs", 1.0, "user", 3.0), Score("s1", "t1", "reward", 0.5, "code", 4.0)]
     store.write([info("t1"), info("t2"), call("a", "t1", 11.0, policy=NEW), call("b", "t2", 1.0, policy=OLD)])
@@ -83,10 +100,10 @@ def test_a_shadows_copies_and_the_calls_that_they_copy(store: Store):
     assert found == [("asked", OLD, None), ("copy", NEW, "asked"), ("copy of what was erased", NEW, "gone")]
 
 
-def test_of_many_calls_the_newest_are_looked_at(store: Store):
+def test_of_many_calls_the_first_are_looked_at_so_that_a_later_look_sees_the_same(store: Store):
     store.write([info("t1"), *(call(f"c{n}", "t1", 10.0 + n, policy=NEW) for n in range(9))])
     found = store.evidence.arm_traffic(challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
-    assert [each.id for each in found.calls] == ["c6", "c7", "c8"]
+    assert [each.id for each in found.calls] == ["c0", "c1", "c2"]
 
 
 def test_how_long_a_look_takes(sqlite_url: str, record_property):

@@ -4,6 +4,10 @@ The calls of a test are read without texts. If a policy failed and upstream answ
 the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
 with no name if the champion failed. If the engine was full or could not be reached, the call counts for no policy: its
 `policy` is empty.
+
+A session is what is assigned to a policy by one hash (`routing.target.sticky_key`): a `session_id`, else a trajectory
+that the app names, else all calls whose conversations open with the same messages. Runs that had begun before the test
+are left out of a `canary` test: their calls go on to the champion, whatever the hash says.
 """
 
 from collections import defaultdict
@@ -28,7 +32,9 @@ from art_patch.types import (
     TrajectoryInfo,
 )  # fmt: skip
 
-LIMIT = 200_000  # newest calls of a test: reading them takes about ten seconds
+# First calls of a test: reading them takes about ten seconds. Not the newest: if evidence slid out of view, each look
+# would be another test.
+LIMIT = 200_000
 
 _GROUPS = 1_000
 
@@ -37,6 +43,10 @@ _GROUPS = 1_000
 _UNDEFENDED = ("formed", "quarantined")
 
 _C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
+_E = tables.calls.alias("earlier")
+
+# Origins of trajectories that the app did not name when it made the calls.
+_UNNAMED = ("single", "stitched")
 
 
 class Evidence(Part):
@@ -49,17 +59,21 @@ class Evidence(Part):
 
         `shadow` reads the copies that the policy under test answered and the app's calls that they copy; `canary` reads
         the app's own calls that either policy answered. `since` is when the policy came into this state. `limit` is of
-        both policies together in `canary`, of copies in `shadow`, newest first.
+        both policies together in `canary`, of copies in `shadow`, oldest first.
         """
         with self._database.read() as connection:
             if state == "canary":
                 mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
-                query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine)
-                rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()
+                is_old = exists().where(_E.c.trajectory_id == _C.c.trajectory_id, _E.c.started_at < since)
+                query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine, ~is_old.correlate(_C))
+                rows = connection.execute(query.order_by(_C.c.started_at).limit(limit)).all()
             else:
                 rows = _copies_and_copied(connection, challenger, since, limit)
             # By their end: a call counts when its outcome is known.
-            calls = sorted((_call(row, challenger, champion) for row in rows), key=lambda call: (call.at, call.id))
+            calls = [
+                _call(row, challenger, champion, session) for row, session in zip(rows, _sessions(rows), strict=True)
+            ]
+            calls.sort(key=lambda call: (call.at, call.id))
             undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
             runs = sorted({call.trajectory_id for call in calls})
             found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
@@ -139,20 +153,33 @@ def _calls() -> Select[*tuple[Any, ...]]:
     choices = select(func.count()).select_from(_H).where(its).correlate(_C).scalar_subquery()
     return select(
         _C.c.id, _C.c.trajectory_id, _C.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
-        _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of,
+        _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of, _C.c.prompt, _T.c.origin,
         choices.label("choices"), exists().where(its, _H.c.finish_reason == "length").correlate(_C).label("cut"),
     ).join(_T, _T.c.id == _C.c.trajectory_id)  # fmt: skip
 
 
 def _copies_and_copied(connection: Connection, challenger: str, since: float, limit: int) -> list[Row[Any]]:
     copies = _calls().where(_C.c.started_at >= since, _C.c.policy == challenger, _T.c.origin == "shadow")
-    rows = connection.execute(copies.order_by(_C.c.started_at.desc()).limit(limit)).all()
+    rows = connection.execute(copies.order_by(_C.c.started_at).limit(limit)).all()
     copied = sorted({row.shadow_of for row in rows if row.shadow_of is not None})
     # The original may have started before the test did, so it is looked up by id and not by time.
     return [*rows, *rows_in(connection, _calls(), _C.c.id, copied)]
 
 
-def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
+def _sessions(rows: Sequence[Row[Any]]) -> list[str]:
+    """Return the session of each call. Copies are not assigned, so they keep the trajectories of their originals."""
+    opening: dict[str, bytes] = {}  # trajectory -> prompt of its first call
+    if not any(row.shadow_of for row in rows):
+        for row in sorted(rows, key=lambda row: row.started_at):
+            if row.origin in _UNNAMED:
+                opening.setdefault(row.trajectory_id, row.prompt)
+    its = (opening.get(row.trajectory_id) for row in rows)
+    return [
+        row.session_id or (hash_.hex() if hash_ else row.trajectory_id) for row, hash_ in zip(rows, its, strict=True)
+    ]
+
+
+def _call(row: Row[Any], challenger: str, champion: str, session: str) -> ArmCall:
     reason: str | None = row.fallback if row.policy is None else None
     fell_back = reason is not None
     asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion
@@ -162,7 +189,7 @@ def _call(row: Row[Any], challenger: str, champion: str) -> ArmCall:
     return ArmCall(
         id=row.id,
         trajectory_id=row.trajectory_id,
-        session=row.session_id or row.trajectory_id,
+        session=session,
         group_id=row.group_id,
         at=row.started_at + row.duration_ms / 1000,
         policy="" if down or why == ENGINE_FULL else asked if fell_back else row.policy or "",
