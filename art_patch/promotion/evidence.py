@@ -8,20 +8,21 @@
   valid answer. Upstream's answer is not the policy's: a run with such a call has the reward 0, if it has one.
 - **A reward or feedback that comes late** counts when the first of a session's comes, up to `LATE_S` after the begin;
   those after the first change nothing. Whether a session had any is known `HEARD_S` after its end.
-- **The judge's scores**, and rewards that the project's rule combined of scores, are compared within one group, because
-  a rank has no meaning outside of it: the guess of one session's score is the mean of the others in its group. A
-  session counts in one group only: users differ, so its second group would count the same chance again.
+- **The judge's scores** of sessions that have no reward of their own yet, and rewards that the project's rule combined
+  of scores, are compared within one group, because a rank has no meaning outside of it: the guess of one session's
+  score is the mean of the others in its group. A session counts in one group only: users differ, so its second group
+  would count the same chance again.
 - **Left out, of both policies alike**: sessions that overlap a time in which the engine could not be reached, or in
   which it had no room for one of their calls; and sessions that began within `SETTLE_S` after the share changed,
   because apps follow it at different moments.
 - In state `shadow`, the policy under test answers copies of the champion's calls. A session's copies are compared with
-  their originals.
+  their originals, up to its first rest.
 
 What is compared, and in which order, depends on the sessions alone and never on whose they are.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def evidence_of(
     """
     ours, theirs = ([call for call in traffic.calls if call.policy == name] for name in (challenger, champion))
     if state == "shadow":
-        pairs = _pairs(ours, theirs, now - rest_s)
+        pairs = _pairs(ours, theirs, now, rest_s)
         return Evidence(
             _arm(ours, {call.session for call in ours}), _arm(theirs, {call.session for call in theirs}), pairs
         )
@@ -160,13 +161,16 @@ def evidence_of(
     found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
     heard: dict[str, list[Observation]] = {}
     given = _scores(traffic.scores)
-    for name, value in (("reward", _own_reward), ("feedback", _feedback)):
-        found[name] = [one for each in sessions if (one := _first(each, value, given, now)) is not None]
+    judged, by_judge = _judged(sessions, given, now)
+    for name, value, its in (
+        ("reward", _own_reward, [each for each in sessions if each.key not in by_judge]),
+        ("feedback", _feedback, sessions),
+    ):
+        found[name] = [one for each in its if (one := _first(each, value, given, now)) is not None]
         heard[name] = []
         for each in (each for each in sessions if each.ended + HEARD_S <= now):
             one = _first(each, value, given, each.ended + HEARD_S)
             heard[name].append(each.saw(each.ended + HEARD_S, float(one is not None)))
-    judged = _judged(sessions, given, now)
     if judged:
         heard.pop("reward")  # whom the judge compares, it chooses itself
         found["reward"] += judged
@@ -219,7 +223,12 @@ def _sessions(traffic: ArmTraffic, challenger: str, champion: str, rest_s: float
 
 def _comparable(sessions: Iterable[_Session], traffic: ArmTraffic) -> list[_Session]:
     """Leave out what befell both policies alike, and sessions whose share is not certain."""
-    down = [(_began(call) - _DOWN_S, call.at + _DOWN_S) for call in traffic.calls if call.down]
+    down: list[tuple[float, float]] = []  # apart from each other, in order
+    for begin, end in sorted((_began(call) - _DOWN_S, call.at + _DOWN_S) for call in traffic.calls if call.down):
+        if down and begin <= down[-1][1]:
+            begin, end = down[-1][0], max(end, down.pop()[1])
+        down.append((begin, end))
+    ends = [end for _, end in down]
     changes = [at for at, _ in traffic.shares]
 
     def is_settled(each: _Session) -> bool:
@@ -227,7 +236,9 @@ def _comparable(sessions: Iterable[_Session], traffic: ArmTraffic) -> list[_Sess
 
     def was_served(each: _Session) -> bool:
         last = each.calls[-1].at
-        return all(call.policy for call in each.calls) and not any(a <= last and b >= each.began for a, b in down)
+        place = bisect_left(ends, each.began)
+        was_down = place < len(down) and down[place][0] <= last
+        return all(call.policy for call in each.calls) and not was_down
 
     return [each for each in sessions if each.share and is_settled(each) and was_served(each)]
 
@@ -295,15 +306,15 @@ def _feedback(session: _Session, given: _Given, until: float) -> float | None:
     return _earned(session, {run.id: value for run, value in zip(runs, said, strict=True) if value is not None})
 
 
-def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> list[Observation]:
-    """Compare the first scores of each group: those of sessions without a reward of their own."""
+def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> tuple[list[Observation], set[str]]:
+    """Compare the first scores of each group: those of sessions that had no reward of their own; return whose, too."""
     groups: dict[str, dict[str, tuple[_Session, dict[str, float], float]]] = defaultdict(dict)
     for each in sessions:
         for call in each.calls:
             key, group = call.trajectory_id, call.group_id
-            if group is None or key not in given or _own_reward(each, given, math.inf) is not None:
-                continue
-            if (scored := _first_in_group(given[key], group)) is not None:
+            scored = None if group is None else _first_in_group(given.get(key, ()), group)
+            # An own reward that comes later changes nothing, or two looks would compare different values.
+            if group is not None and scored is not None and _own_reward(each, given, scored.at) is None:
                 _, values, _ = groups[group].setdefault(each.key, (each, {}, scored.at))
                 values[key] = scored.value
     found: list[Observation] = []
@@ -316,7 +327,7 @@ def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> list[Obs
         total = sum(value for _, value in earned.values())
         found += [each.saw(known, value, (total - value) / (len(earned) - 1)) for each, value in earned.values()]
         heard |= earned.keys()
-    return found
+    return found, heard
 
 
 def _first_in_group(scores: Sequence[Score], group: str) -> Score | None:
@@ -331,19 +342,26 @@ def _first_in_group(scores: Sequence[Score], group: str) -> Score | None:
 # --- copies ---
 
 
-def _pairs(copies: Sequence[ArmCall], originals: Sequence[ArmCall], until: float) -> dict[str, Sequence[Observation]]:
-    """Compare the copies of each session with their originals."""
+def _pairs(
+    copies: Sequence[ArmCall], originals: Sequence[ArmCall], now: float, rest_s: float
+) -> dict[str, Sequence[Observation]]:
+    """Compare the copies of each session, up to its first rest, with their originals."""
     theirs = {call.id: call for call in originals}
     both: dict[str, list[tuple[ArmCall, ArmCall]]] = defaultdict(list)
     for copy in copies:
         if (original := theirs.get(copy.shadow_of or "")) is not None:
             both[original.session].append((copy, original))
     found: dict[str, list[Observation]] = defaultdict(list)
-    for pairs in both.values():
-        ended = max(copy.at for copy, _ in pairs)
+    for every in both.values():
+        pairs = every[:1]  # they are in the order in which the copies ended
+        for pair in every[1:]:
+            if pair[0].at > min(pairs[-1][0].at + rest_s, pairs[0][0].at + LONGEST_S):
+                break
+            pairs.append(pair)
+        ended = pairs[-1][0].at
         for name, value in BY_CALL.items():
             ours, other = (value(calls) for calls in zip(*pairs, strict=True))
             # Copies are not streamed.
-            if name != "ttft_ms" and ended <= until and ours is not None and other is not None:
+            if name != "ttft_ms" and ended + rest_s <= now and ours is not None and other is not None:
                 found[name].append(Observation(ended, True, ours, champions=other))
     return {name: _in_order(its) for name, its in found.items()}

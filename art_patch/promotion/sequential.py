@@ -278,10 +278,10 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
         says = "better"
     metrics = {
         "says": says, "compared": len(ours), "challenger": typical(ours), "champion": typical(theirs),
-        "tolerance": tolerance, "worse": round(bets.most_worse, 3), "worse_needed": round(1 / losing, 1),
+        "tolerance": tolerance, "worse": _shown(bets.most_worse), "worse_needed": round(1 / losing, 1),
     }  # fmt: skip
     if signal.promotes:
-        metrics |= {"better": round(bets.most_better, 3), "better_needed": round(1 / winning, 1)}
+        metrics |= {"better": _shown(bets.most_better), "better_needed": round(1 / winning, 1)}
     if not signal.is_time:
         sign = 1 if signal.is_good else -1
         metrics |= {"difference": sign * bets.difference, "error": _finite(bets.error)}
@@ -386,6 +386,11 @@ def _share(evidence: Evidence, found: Sequence[_Finding], config: CanaryConfig) 
         (percent for sessions, percent in config.ramp if evidence.challenger.sessions >= sessions), default=0.0
     )
     return reached if reached > now and against <= 1.5 else None
+
+
+def _shown(wealth: float) -> float:
+    # It grows without limit while a policy that has won cannot be promoted.
+    return round(min(wealth, 1e12), 3)
 
 
 def _finite(value: float) -> float | None:

@@ -134,6 +134,20 @@ def test_the_judge_compares_within_groups_and_each_session_once():
     assert values(evidence(calls, own), "reward") == [(160.0, True, 0.3), (505.0, False, 0.5), (505.0, True, 0.4)]
 
 
+def test_a_reward_that_comes_after_the_judges_score_changes_nothing_that_was_compared():
+    calls = [call(key, NEW if key == "b" else OLD, group_id="g") for key in ("a", "b", "c", "d")]
+    ranks = [
+        score(key, value, "ruler", "ruler", at=500.0, group_id="g")
+        for key, value in (("a", 0.5), ("b", 0.9), ("c", 0.7))
+    ]
+    first = evidence(calls, tuple(ranks), now=550.0).observations["reward"]
+    assert [(one.at, one.value) for one in first] == [(500.0, 0.5), (500.0, 0.9), (500.0, 0.7)]
+    later = (*ranks, score("a", 0.0, at=600.0), score("d", 0.25, at=610.0))
+    found = evidence(calls, later).observations["reward"]
+    assert found[:-1] == first
+    assert (found[-1].at, found[-1].value) == (610.0, 0.25)
+
+
 def test_sessions_that_found_no_engine_or_no_room_leave_both_arms():
     calls = [
         call("a", OLD, 100), call("b", NEW, 110), call("full", NEW, 120), call("", "", 121, session="s-full"),
@@ -167,6 +181,14 @@ def test_a_shadows_copies_are_compared_with_the_very_calls_that_they_copy():
         "latency_ms": [Observation(5, True, pytest.approx(90.0), champions=pytest.approx(50.0))],
     }
     assert (found.challenger, found.champion) == (Arm(4, 4, 1), Arm(3, 2, 0))
+
+
+def test_a_shadows_session_that_goes_on_after_its_rest_keeps_the_value_that_it_had():
+    calls = [call("a", OLD, 1), call("b", OLD, 500, session="s-a"), call("x", NEW, 2, shadow_of="a")]
+    first = evidence(calls, state="shadow", now=100.0).observations
+    assert first["failed"] == [Observation(2, True, 0.0, champions=0.0)]
+    calls.append(call("y", NEW, 501, shadow_of="b", status="error"))
+    assert evidence(calls, state="shadow").observations == first
 
 
 SESSIONS = st.lists(

@@ -225,3 +225,10 @@ def test_whatever_the_evidence_only_a_proof_promotes(values: dict[str, list[tupl
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CanaryConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_winner_that_is_barred_for_long_has_metrics_that_json_can_hold():
+    barred = [Observation(0.0, True, math.nan, 0.2), Observation(0.0, False, 0.0, 0.2)]
+    verdict = said(reward=sessions(1.0, 0.0, n=6_000), failed=barred)
+    assert verdict.action == "go on"
+    assert json.loads(json.dumps(verdict.metrics, allow_nan=False))["signals"]["reward"]["better"] > 1e6
