@@ -74,6 +74,7 @@ class Evidence:
     heard: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
     # The canary's shares of the sessions so far, in percent, the present one last.
     percents: Sequence[float] = ()
+    is_whole: bool = True  # whether all calls of the test were read
 
     def sessions_a_day(self, hours: float) -> float:
         """The number of sessions of both policies in 24 hours of this test."""
@@ -154,7 +155,10 @@ def evidence_of(
     if state == "shadow":
         pairs = _pairs(ours, theirs, now, rest_s)
         return Evidence(
-            _arm(ours, {call.session for call in ours}), _arm(theirs, {call.session for call in theirs}), pairs
+            _arm(ours, {call.session for call in ours}),
+            _arm(theirs, {call.session for call in theirs}),
+            pairs,
+            is_whole=traffic.is_whole,
         )
     every = _sessions(traffic, challenger, champion, rest_s)
     sessions = _comparable(every, traffic)
@@ -181,6 +185,7 @@ def evidence_of(
         {name: _in_order(its) for name, its in found.items()},
         {name: _in_order(its) for name, its in heard.items()},
         percents,
+        traffic.is_whole,
     )
 
 

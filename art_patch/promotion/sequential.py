@@ -231,6 +231,8 @@ def decide(
     so_far = missing or unequal or _so_far(needed, arrive)
     if not hours < config.max_hours:  # a clock that gives no number ends the test, too
         return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
+    if not evidence.is_whole:  # what comes now would not be seen, harm included
+        return WatchVerdict("inconclusive", f"no answer in as many calls as one test may have: {so_far}", metrics)
     left = arrive * (config.max_hours - hours) / 24
     is_compared = any(one.bets is not None and one.signal.promotes for one in found)
     hope = _sessions_needed(found, config, hope=_HOPE)

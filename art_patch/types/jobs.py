@@ -168,6 +168,7 @@ class ArmTraffic(NamedTuple):
     scores: tuple[Score, ...]  # scores of the runs that these calls are part of
     # When the canary got which share of the sessions (seconds since the epoch, percent), the first one first.
     shares: tuple[tuple[float, float], ...] = ()
+    is_whole: bool = True  # whether these are all calls of the test: no more than the store reads were made
 
 
 @dataclass(frozen=True, slots=True)

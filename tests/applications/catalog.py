@@ -293,12 +293,13 @@ APPLICATIONS = (
     # Not applications, but what runs them.
     Application("python -m", ["openai", "pytest"], ["python", "-m", "asking"], HOST, {"asking.py": ASKING}),
     Application(
-        "pytest", ["openai", "pytest", "pytest-xdist"], ["python", "-m", "pytest", "-q", "-W", "error", "test_it.py"], HOST,
-        {"asking.py": ASKING, "test_it.py": TESTS},
+        "pytest", ["openai", "pytest", "pytest-xdist"], ["python", "-m", "pytest", "-q", "-W", "error", "test_it.py"],
+        HOST, {"asking.py": ASKING, "test_it.py": TESTS},
     ),
     Application(
         "pytest on two processes", ["openai", "pytest", "pytest-xdist"],
-        ["python", "-m", "pytest", "-q", "-n", "2", "-W", "error", "test_it.py"], HOST, {"asking.py": ASKING, "test_it.py": TESTS},
+        ["python", "-m", "pytest", "-q", "-n", "2", "-W", "error", "test_it.py"], HOST,
+        {"asking.py": ASKING, "test_it.py": TESTS},
     ),
     Application(
         "a notebook", ["openai", "nbclient", "ipykernel"], ["python", "book.py"], HOST,

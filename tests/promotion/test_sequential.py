@@ -100,6 +100,17 @@ def test_a_test_that_this_traffic_cannot_decide_any_more_ends_after_a_day():
     assert said(hours=100.0).action == "go on"  # nobody has said anything yet, and a judge still may
 
 
+def test_a_test_with_more_calls_than_can_be_read_ends():
+    evidence = Evidence(*ARMS, {"reward": coins(0.5, 0.5)}, is_whole=False)
+    verdict = decide(evidence, state="canary", hours=1.0, config=CONFIG)
+    assert (verdict.action, verdict.reason[:50]) == (
+        "inconclusive",
+        "no answer in as many calls as one test may have: n",
+    )
+    better = Evidence(*ARMS, {"reward": sessions(1.0, 0.0)}, is_whole=False)
+    assert decide(better, state="canary", hours=1.0, config=CONFIG).action == "promote"
+
+
 def test_how_much_more_is_needed_is_said():
     verdict = said(reward=coins(0.62, 0.5, n=400, share=0.5, seed=0), hours=24.0)
     assert verdict.action == "go on"

@@ -103,7 +103,8 @@ def test_a_shadows_copies_and_the_calls_that_they_copy(store: Store):
 def test_of_many_calls_the_first_are_looked_at_so_that_a_later_look_sees_the_same(store: Store):
     store.write([info("t1"), *(call(f"c{n}", "t1", 10.0 + n, policy=NEW) for n in range(9))])
     found = store.evidence.arm_traffic(challenger=NEW, champion=OLD, state="canary", since=0.0, limit=3)
-    assert [each.id for each in found.calls] == ["c0", "c1", "c2"]
+    assert ([each.id for each in found.calls], found.is_whole) == (["c0", "c1", "c2"], False)
+    assert traffic(store).is_whole
 
 
 def test_how_long_a_look_takes(sqlite_url: str, record_property):

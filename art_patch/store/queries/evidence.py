@@ -33,7 +33,7 @@ from art_patch.types import (
 )  # fmt: skip
 
 # First calls of a test: reading them takes about ten seconds. Not the newest: if evidence slid out of view, each look
-# would be another test.
+# would be another test. A test that gets so many ends, because a harm that comes later would not be seen.
 LIMIT = 200_000
 
 _GROUPS = 1_000
@@ -79,7 +79,7 @@ class Evidence(Part):
             found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
             shares = _shares(connection, challenger, since) if state == "canary" else ()
         scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
-        return ArmTraffic(tuple(calls), tuple(scores), shares)
+        return ArmTraffic(tuple(calls), tuple(scores), shares, len(rows) < limit)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
