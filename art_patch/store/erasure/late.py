@@ -7,6 +7,7 @@ written before the entry, and then the erasure deletes it, or after the entry, a
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Container, Sequence
 
 from sqlalchemy import Connection, select
@@ -30,8 +31,10 @@ def last_erasure(connection: Connection) -> float:
 
 
 def made_at(record: Record) -> float:
-    """Return when the data of a record is from."""
-    return record.started_at if isinstance(record, Call | TrajectoryInfo | SpanInfo) else record.at
+    """Return when the data of a record is from; infinity if it does not say so in a number."""
+    at = record.started_at if isinstance(record, Call | TrajectoryInfo | SpanInfo) else record.at
+    # A file of the spool may hold anything.
+    return float(at) if isinstance(at, int | float) else math.inf  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def without_erased(
