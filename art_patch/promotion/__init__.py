@@ -1,8 +1,8 @@
 """Promotion: makes a policy champion, tests it beside the champion, and rolls it back.
 
 `transitions` changes the state of policies, after the engine has proven that it serves them. `evidence` turns the calls
-and scores of a test into paired comparisons. `sequential` decides whether the policy under test (canary or shadow;
-`challenger` in the code) is better or worse than the champion.
+and scores of a test into one value a session and signal, `bets` measures how much these prove, and `sequential` decides
+whether the policy under test (canary or shadow; `challenger` in the code) is better or worse than the champion.
 """
 
 from art_patch.promotion.evidence import evidence_of

@@ -51,6 +51,14 @@ class Observation(NamedTuple):
     share: float = 1.0  # the probability with which sessions were assigned to the policy under test then
     guess: float | None = None  # of the value, from others of its group; `None`: from all values before
     champions: float | None = None  # the champion's value, if both answered the same calls
+    # When it joins the values before, if later. A failure is known at once and a success when the session has ended, so
+    # for a while only failures would be known, and a failure would be no surprise.
+    joins: float | None = None
+
+    def turned(self) -> "Observation":
+        """Return the observation with 0 and 1 exchanged."""
+        champions = None if self.champions is None else 1 - self.champions
+        return self._replace(value=1 - self.value, champions=champions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +263,7 @@ def _by_call(name: str, value: _Value, sessions: Iterable[_Session], now: float)
         if name == "failed":  # known at the first failure, long before the session ends
             at = min((call.at for call in each.calls if failed(call)), default=at)
         if at <= now and (one := value(each.calls)) is not None:
-            found.append(each.saw(at, one))
+            found.append(each.saw(at, one)._replace(joins=None if at == each.ended else each.ended))
     return found
 
 

@@ -9,17 +9,8 @@ policies have answered `min_sessions` sessions. A shadow is never promoted. Both
 itself: where a policy is better for some users and worse for others, "no better" may be rejected although the mean over
 all is equal.
 
-**Bets.** A session goes to the canary with a probability p that is known before it begins. It has one value Y from 0 to
-1, and m is a guess of it that was made before. With Z = (Y - m) / p for a session of the canary and -(Y - m) / (1 - p)
-for one of the champion, the expectation of Z is the difference between the policies in this session, whatever m is,
-however traffic drifts and whoever the users are: only the assignment is random. A bettor starts with wealth 1 and bets
-a fraction f of it on each Z, so that the wealth is never negative: on "better" `1 + f (Z - margin) / (lo + margin)`, on
-"worse" `1 - f (Z + tolerance) / (hi + tolerance)`, where Z lies between -lo and hi. Under the null hypothesis the
-expected wealth does not grow, so by Ville's inequality it ever reaches 1 / alpha with a probability of at most alpha,
-however often somebody looks. The wealth is split among `FRACTIONS` equally: a large fraction finds a large difference
-within few sessions, a small one finds a small difference later. So a policy that fails at once needs no other rule.
-See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, Howard et al. 2021,
-https://arxiv.org/abs/1810.08240, and for experiments Ham et al. 2022, https://arxiv.org/abs/2210.08639.
+**Bets.** `bets` gives each signal a wealth for "worse" and one for "better". Under the null hypothesis it ever reaches
+1 / alpha with a probability of at most alpha, however often somebody looks.
 
 **Error rates.** A wrong rollback has a probability of at most `alpha` for all looks and signals of one test together,
 shared as `Signal.alpha_share` says; a wrong promotion likewise. Nothing else ends a test before its time, except that
@@ -41,16 +32,11 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from art_patch.errors import ConfigError
+from art_patch.promotion.bets import Bets
 from art_patch.promotion.evidence import REST_S, Evidence, Observation
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
-
-# The fractions of the wealth that are bet: twelve, from a small difference's to the largest, in equal steps of the log.
-FRACTIONS = tuple(0.004 * (0.95 / 0.004) ** (step / 11) for step in range(12))
-
-# The first guesses weigh as much as so many sessions.
-_GUESS_WEIGHT = 10.0
 
 # A canary that has answered so many sessions may answer so many percent of them.
 RAMP = ((12, 20.0), (60, 50.0))
@@ -138,71 +124,6 @@ class WatchVerdict:
     percent: float | None = None
 
 
-# --- the bets ---
-
-
-class Bets:
-    """Two bettors on one signal: one on "better", one on "worse". Values are from 0 to 1, and 1 is good."""
-
-    def __init__(self, first_guess: float, *, margin: float = 0.0, tolerance: float = 0.0) -> None:
-        self._margin, self._tolerance = margin, tolerance
-        self._sum, self._weight = first_guess * _GUESS_WEIGHT, _GUESS_WEIGHT
-        self._better = self._worse = [1 / len(FRACTIONS)] * len(FRACTIONS)
-        # The largest wealth so far decides: a proof stands, whatever comes after it.
-        self.most_better = self.most_worse = 1.0
-        self._z: list[float] = []
-
-    @property
-    def sessions(self) -> int:
-        """The number of sessions that were bet on."""
-        return len(self._z)
-
-    @property
-    def worse(self) -> float:
-        """The present wealth of the bets on "worse"."""
-        return sum(self._worse)
-
-    @property
-    def difference(self) -> float:
-        """The mean difference between the policies so far: unbiased, whatever the shares were."""
-        return fmean(self._z) if self._z else 0.0
-
-    @property
-    def error(self) -> float:
-        """The standard error of `difference`, for forecasts; no decision rests on it."""
-        mean, n = self.difference, len(self._z)
-        return math.sqrt(sum((z - mean) ** 2 for z in self._z) / (n * (n - 1))) if n > 1 else math.inf
-
-    def sessions_needed(self, alpha: float, difference: float) -> float:
-        """How many sessions such a difference takes to be proven, of which the present number is a part."""
-        n = len(self._z)
-        variance = self.error**2 * n if n > 1 else math.inf
-        # The best fraction's wealth grows by about difference**2 / (2 * variance) a session, in logs.
-        return 2 * variance * math.log(len(FRACTIONS) / alpha) / difference**2 if difference else math.inf
-
-    def add(self, seen: Observation, value: float, champions: float | None = None) -> None:
-        """Bet on one session. `champions` is the champion's value of the same session, if both policies answered it."""
-        if champions is not None:
-            z, lo, hi = value - champions, 1.0, 1.0
-        else:
-            guess, p = self._sum / self._weight if seen.guess is None else seen.guess, seen.share
-            self._sum, self._weight = self._sum + value, self._weight + 1
-            if not 0 < p < 1:
-                return  # it could not have been the other policy's, so it compares nothing
-            z = (value - guess) / p if seen.challenger else (guess - value) / (1 - p)
-            lo, hi = max(guess / p, (1 - guess) / (1 - p)), max((1 - guess) / p, guess / (1 - p))
-        self._z.append(z)
-        up = (z - self._margin) / (lo + self._margin) if lo + self._margin > 0 else 0.0
-        down = (z + self._tolerance) / (hi + self._tolerance)
-        self._better = [wealth * (1 + f * up) for wealth, f in zip(self._better, FRACTIONS, strict=True)]
-        self._worse = [wealth * (1 - f * down) for wealth, f in zip(self._worse, FRACTIONS, strict=True)]
-        self.most_better = max(self.most_better, sum(self._better))
-        self.most_worse = max(self.most_worse, sum(self._worse))
-
-
-# --- the decision ---
-
-
 def decide(
     evidence: Evidence, *, state: Literal["shadow", "canary"], hours: float, config: CanaryConfig
 ) -> WatchVerdict:
@@ -236,7 +157,8 @@ def decide(
     left = arrive * (config.max_hours - hours) / 24
     is_compared = any(one.bets is not None and one.signal.promotes for one in found)
     hope = _sessions_needed(found, config, hope=_HOPE)
-    if hours >= _PATIENCE_HOURS and is_compared and hope > left:
+    # What is proven better waits for what it lacks, such as sessions.
+    if hours >= _PATIENCE_HOURS and is_compared and not better and hope > left:
         many = "any number of" if hope == math.inf else f"at least {hope:,.0f} more"
         reason = f"this traffic cannot decide: that takes {many} sessions, and {left:,.0f} come within"
         return WatchVerdict("inconclusive", f"{reason} {config.max_hours:g} hours; {so_far}", metrics)
@@ -257,7 +179,8 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     seen = evidence.observations.get(signal.name, ())
     ours, theirs = ([one.value for one in seen if one.challenger is which] for which in (True, False))
     theirs += [one.champions for one in seen if one.champions is not None]
-    if not ours or not theirs:
+    # A failure is known at once, so it may speak before any session of the champion has ended.
+    if not ours or not (theirs or evidence.champion.calls):
         return _Finding(signal, "no data", f"no {signal.words} of both yet", {"says": "no data", "compared": 0})
     if (wrong := next((one for one in ours + theirs if not _is_on_scale(one, signal)), None)) is not None:
         scale = "a time" if signal.is_time else "from 0 to 1"
@@ -279,8 +202,9 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     elif signal.promotes and bets.most_better >= 1 / winning:
         says = "better"
     metrics = {
-        "says": says, "compared": len(ours), "challenger": typical(ours), "champion": typical(theirs),
-        "tolerance": tolerance, "worse": _shown(bets.most_worse), "worse_needed": round(1 / losing, 1),
+        "says": says, "compared": len(ours), "challenger": typical(ours),
+        **({"champion": typical(theirs)} if theirs else {}), "tolerance": tolerance,
+        "worse": _shown(bets.most_worse), "worse_needed": round(1 / losing, 1),
     }  # fmt: skip
     if signal.promotes:
         metrics |= {"better": _shown(bets.most_better), "better_needed": round(1 / winning, 1)}
@@ -294,12 +218,10 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
 def _bets(signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float) -> Bets:
     """Bet on the sessions in the order in which their values became known."""
     if not signal.is_time:
-        bets = Bets(
-            signal.first_guess if signal.is_good else 1 - signal.first_guess, margin=margin, tolerance=tolerance
-        )
-        for one in seen:
-            value, champions = (v if signal.is_good or v is None else 1 - v for v in (one.value, one.champions))
-            bets.add(one, value or 0.0, champions)
+        guess = signal.first_guess if signal.is_good else 1 - signal.first_guess
+        bets = Bets(guess, margin=margin, tolerance=tolerance)
+        for one in seen if signal.is_good else map(Observation.turned, seen):
+            bets.add(one, one.value, one.champions)
         return bets
     bets, logs = Bets(signal.first_guess), 0.0
     for count, one in enumerate(seen):
@@ -325,7 +247,7 @@ def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, conf
             f"{signal.words} is known of {ours:.0%} of its sessions and of {theirs:.0%} of the champion's, "
             "so these are not alike and are not compared"
         )
-    show, by = "{:.0f} ms against {:.0f} ms" if signal.is_time else "{:.3f} against {:.3f}", ""
+    show, by = "{:.0f} ms" if signal.is_time else "{:.3f}", ""
     if says == "worse":
         tolerance = metrics["tolerance"]
         by = f"more than {tolerance:g} times the champion's" if signal.is_time else "worse"
@@ -333,7 +255,7 @@ def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, conf
     elif says == "better":
         by = f"not worse by {-config.margin:g}" if config.margin < 0 else "better"
         by += f" by more than {config.margin:g}" if config.margin > 0 else ""
-    numbers = show.format(metrics["challenger"], metrics["champion"])
+    numbers = " against ".join(show.format(metrics[arm]) for arm in ("challenger", "champion") if arm in metrics)
     return f"its {signal.words}{by and f' is {by}'}: {numbers} in {metrics['compared']} sessions"
 
 
@@ -384,15 +306,13 @@ def _share(evidence: Evidence, found: Sequence[_Finding], config: CanaryConfig) 
     against = max((one.bets.worse for one in found if one.bets is not None), default=1.0)
     if against > math.e:
         return first if now > first else None
-    reached = max(
-        (percent for sessions, percent in config.ramp if evidence.challenger.sessions >= sessions), default=0.0
-    )
+    own = evidence.challenger.sessions
+    reached = max((percent for sessions, percent in config.ramp if own >= sessions), default=0.0)
     return reached if reached > now and against <= 1.5 else None
 
 
 def _shown(wealth: float) -> float:
-    # It grows without limit while a policy that has won cannot be promoted.
-    return round(min(wealth, 1e12), 3)
+    return round(min(wealth, 1e12), 3)  # it grows without limit while a winner cannot be promoted
 
 
 def _finite(value: float) -> float | None:

@@ -29,8 +29,9 @@ from pathlib import Path
 
 from art_patch._lib.forking import in_database
 from art_patch._lib.os_threads import RLock
+from art_patch.errors import ConfigError
 from art_patch.settings import Settings
-from art_patch.store import is_postgres, sqlite_path
+from art_patch.store import is_postgres, postgres_parameters, sqlite_path
 
 _FRAME = struct.Struct("<II")
 _MARK = struct.Struct("<Q")
@@ -162,12 +163,11 @@ def _prefix(settings: Settings) -> str:
     # is that store. On a server the login does not count, because passwords change.
     store = ""
     if is_postgres(settings.store_url):
-        store = settings.store_url.partition("://")[2]
-        login, _, address = store.partition("@")
-        if address and "/" not in login.partition(":")[0]:
-            store = address
-        store, _, query = store.partition("?")
-        store += "".join(sorted(each for each in query.split("&") if each.startswith(("host=", "port=", "dbname="))))
+        try:
+            its = postgres_parameters(settings.store_url)
+        except ConfigError:  # whoever opens the store says so
+            its = {"host": settings.store_url}
+        store = "\0".join(its.get(name, "") for name in ("host", "port", "dbname"))
     return blake2b(f"{store}\0{settings.project}".encode(errors="surrogatepass"), digest_size=6).hexdigest() + "."
 
 

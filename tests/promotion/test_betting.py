@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from art_patch.promotion.bets import FRACTIONS, Bets
 from art_patch.promotion.evidence import Observation
-from art_patch.promotion.sequential import FRACTIONS, Bets
 
 
 def bet(challenger: float, champion: float, *, seed: int, share: float, n: int, **how: float) -> Bets:

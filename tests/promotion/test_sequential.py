@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
-from art_patch.promotion import CanaryConfig, decide
+from art_patch.promotion import CanaryConfig, decide, evidence_of
 from art_patch.promotion.evidence import Arm, Evidence, Observation
 from art_patch.promotion.sequential import SIGNALS
+from art_patch.types import ArmCall, ArmTraffic
 
+NEW, OLD = "agent@1", "agent@0"
 CONFIG = CanaryConfig()
 ARMS = (Arm(100, 40, 0), Arm(1_000, 400, 0))
 
@@ -68,6 +70,19 @@ def test_the_other_way_round_only_rewards_and_feedback_promote(name: str):
     assert verdict.action == ("promote" if name in ("reward", "feedback") else "go on")
 
 
+def test_a_policy_that_fails_is_stopped_before_any_session_has_ended():
+    """A second of traffic: failures are known, and no success is yet."""
+    calls = [
+        ArmCall(
+            f"{n}", f"t{n}", f"s{n}", None, 100 + n / 50, NEW if n % 5 == 0 else OLD, "ok", n % 5 == 0, 9, None, False
+        )
+        for n in range(50)
+    ]
+    known = ArmTraffic(tuple(calls), (), ((0.0, 20.0),))
+    found = evidence_of(known, challenger=NEW, champion=OLD, state="canary", now=101.0)
+    assert decide(found, state="canary", hours=0.1, config=CONFIG).action == "roll back"
+
+
 def test_better_answers_do_not_excuse_failures():
     verdict = said(feedback=sessions(1.0, 0.0), failed=sessions(1.0, 0.0))
     assert verdict.action == "roll back"
@@ -98,6 +113,11 @@ def test_a_test_that_this_traffic_cannot_decide_any_more_ends_after_a_day():
     verdict = said((Arm(9, 3_000, 0), Arm(9, 3_000, 0)), reward=equal, hours=160.0)
     assert (verdict.action, verdict.reason[:26]) == ("inconclusive", "this traffic cannot decide")
     assert said(hours=100.0).action == "go on"  # nobody has said anything yet, and a judge still may
+
+
+def test_what_is_proven_better_is_not_given_up_while_it_waits_for_sessions():
+    better = coins(1.0, 0.0, n=200)
+    assert said((Arm(9, 19, 0), Arm(9, 181, 0)), feedback=better, hours=30.0).action == "go on"
 
 
 def test_a_test_with_more_calls_than_can_be_read_ends():

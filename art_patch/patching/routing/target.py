@@ -3,8 +3,8 @@
 A run is identified by its trajectory if the app names one; if not, by the opening messages of the conversation. All
 calls of a run go to the policy of its first call for as long as the engine serves that policy, which is for two more
 promotions: the run is pinned to it. While a canary is tested, a hash of session and canary assigns a share of new runs
-to the canary. The pins themselves are kept in this process only: for a run that continues in another process, the hash
-decides again.
+to the canary; a session leaves it at its second failed call. Pins and failures are kept in this process only: for a run
+that continues in another process, the hash decides again.
 
 The circuit breaker is a state machine; its caller gives it the time and holds a lock. Closed: all calls go to the
 engine, and `failures` failures within `window_s` seconds open the breaker. Open: no call goes to the engine for

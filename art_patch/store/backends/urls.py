@@ -59,7 +59,8 @@ def postgres_parameters(url: str) -> dict[str, str]:
     login, _, places = authority.rpartition("@")
     user, _, password = login.partition(":")
     hosts, ports = zip(*map(_place, places.split(",")), strict=True)
-    if not all(port.isdigit() or not port for port in ports) or "/" in database or "@" in database:
+    # A bare @ in the password would end it for SQLAlchemy, which opens the store: the two must mean one server.
+    if not all(port.isdigit() or not port for port in ports) or "@" in login or "/" in database or "@" in database:
         # The message shows no part of the URL by itself: a part may be half of the password.
         raise ConfigError(
             f"{without_password(url)!r} cannot be read; write {_POSTGRES}user:password@host:5432/database, "
