@@ -48,7 +48,7 @@ class Project:
                 "messages": ({"role": "user", "content": "how many?"},), "policy": asked, "duration_ms": 50.0,
                 "completion_tokens": 4,
             }  # fmt: skip
-            records += [TrajectoryInfo(run, now), Call(**(values | changes))]
+            records += [TrajectoryInfo(run, now, session_id=run), Call(**(values | changes))]
             if thumbs is not None:
                 records.append(Score(new_id(), run, "thumbs", thumbs, "user", now))
         self.store.write(records)

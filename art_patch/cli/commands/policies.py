@@ -300,10 +300,11 @@ def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
 
 
 def _print_signals(report: pipeline.WatchReport) -> None:
-    columns = (f"{report.challenger}", f"{report.champion}", "compared", "is worse", "is better", "")
+    columns = (f"{report.challenger}", f"{report.champion}", "compared", "proof of worse", "of better", "")
     table = output.Table("", *columns, box=None, pad_edge=False)
     for name in ("calls", "sessions", "failed"):
-        table.add_row(name, *(str(report.metrics[arm][name]) for arm in ("challenger", "champion")), "", "", "", "")
+        shown = (str(report.metrics[arm][name]) for arm in ("challenger", "champion"))
+        table.add_row(f"{name} calls" if name == "failed" else name, *shown, "", "", "", "")
     for name, signal in report.metrics["signals"].items():
         both = (f"{signal[arm]:.3g}" if arm in signal else "" for arm in ("challenger", "champion"))
         # What the bets have won, and what proves it.
