@@ -81,6 +81,10 @@ class Settings(BaseModel):
     """Seconds without a call after which a session has ended. Then its value for the canary test is made; what it does
     later does not count."""
 
+    canary_silence_s: float = Field(default=3_600.0, gt=0, le=86_400)
+    """Seconds after a session's end when a session without reward and feedback is silent. Users who are not content may
+    leave without a word, so a canary is promoted only if it is better with silence counted as 0, too."""
+
     canary_ramp: bool = True
     """Whether the canary's share of the sessions grows by itself to 20 and 50 percent while nothing speaks against the
     canary, and falls to the first share if something does."""

@@ -135,9 +135,8 @@ def watch_once(
     traffic = store.evidence.arm_traffic(
         challenger=challenger, champion=champion, state=state, since=route.challenger_since
     )
-    evidence = promotion.evidence_of(
-        traffic, challenger=challenger, champion=champion, state=state, now=at, rest_s=config.rest_s
-    )
+    times = {"rest_s": config.rest_s, "silence_s": config.silence_s}
+    evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state, now=at, **times)
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
@@ -185,7 +184,7 @@ def watch(
     """
     trouble = ""
     while not stop.is_set():
-        began = time.perf_counter()
+        began, pause_s = time.perf_counter(), every_s
         try:
             report = watch_once(store, engine, config, who=who)
         except ArtPatchError as error:
@@ -196,6 +195,8 @@ def watch(
             trouble = ""
             if report.outcome in ("rejected", "promoted"):
                 log.warning("%s was %s: %s", report.challenger, report.outcome, report.reason)
+            else:  # a verdict is acted upon, which takes the engine's time and says nothing about the next look's
+                pause_s = max(every_s, _REST * (time.perf_counter() - began))
             if on_report is not None:
                 on_report(report)
-        stop.wait(max(every_s, _REST * (time.perf_counter() - began)))
+        stop.wait(pause_s)

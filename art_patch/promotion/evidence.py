@@ -7,7 +7,7 @@
 - **A failure** is a call that failed, or that upstream answered because the policy was slow, refused it or gave no
   valid answer. Upstream's answer is not the policy's: a run with such a call has the reward 0, if it has one.
 - **A reward or feedback that comes late** counts when the first of a session's comes, up to `LATE_S` after the begin;
-  those after the first change nothing. Whether a session had any is known `HEARD_S` after its end.
+  those after the first change nothing. A session that has none `silence_s` after its end is silent.
 - **The judge's scores** of sessions that have no reward of their own yet, and rewards that the project's rule combined
   of scores, are compared within one group, because a rank has no meaning outside of it: the guess of one session's
   score is the mean of the others in its group. A session counts in one group only: users differ, so its second group
@@ -35,7 +35,7 @@ from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, Traje
 REST_S = 60.0
 LONGEST_S = 3_600.0
 LATE_S = 86_400.0
-HEARD_S = 3_600.0
+SILENCE_S = 3_600.0
 SETTLE_S = 5.0
 
 # Sessions within so long of a call that found no engine are left out, too.
@@ -78,8 +78,10 @@ class Evidence:
     champion: Arm = Arm()
     # Name of the signal -> its observations, in the order in which they were known.
     observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
-    # Name of the signal -> whether each session had a value (1 or 0) `HEARD_S` after its end.
+    # Name of the signal -> whether each session had a value (1 or 0) `silence_s` after its end, ...
     heard: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
+    # ... and that value, which is 0 for silence: users who are not content may leave and say nothing.
+    with_silence: Mapping[str, Sequence[Observation]] = field(default_factory=dict[str, Sequence[Observation]])
     # The canary's shares of the sessions so far, in percent, the present one last.
     percents: Sequence[float] = ()
     is_whole: bool = True  # whether all calls of the test were read
@@ -150,6 +152,7 @@ def evidence_of(
     state: Literal["shadow", "canary"],
     now: float,
     rest_s: float = REST_S,
+    silence_s: float = SILENCE_S,
 ) -> Evidence:
     """Turn the calls and scores of a test's traffic into evidence for or against the policy under test.
 
@@ -158,6 +161,7 @@ def evidence_of(
             calls and their originals. Calls of further policies are ignored.
         now: sessions that have not ended by then (seconds since the epoch) have no value yet.
         rest_s: seconds without a call after which a session has ended.
+        silence_s: seconds after its end when a session without a reward or feedback is silent.
     """
     ours, theirs = ([call for call in traffic.calls if call.policy == name] for name in (challenger, champion))
     if state == "shadow":
@@ -168,10 +172,10 @@ def evidence_of(
             pairs,
             is_whole=traffic.is_whole,
         )
-    every = _sessions(traffic, challenger, champion, rest_s)
-    sessions = _comparable(every, traffic)
+    begun = _sessions(traffic, challenger, champion, rest_s)
+    sessions = _comparable(begun, traffic)
     found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
-    heard: dict[str, list[Observation]] = {}
+    heard, with_silence = dict[str, list[Observation]](), dict[str, list[Observation]]()
     given = _scores(traffic.scores)
     judged, by_judge = _judged(sessions, given, now)
     for name, value, its in (
@@ -179,19 +183,20 @@ def evidence_of(
         ("feedback", _feedback, sessions),
     ):
         found[name] = [one for each in its if (one := _first(each, value, given, now)) is not None]
-        heard[name] = []
-        for each in (each for each in sessions if each.ended + HEARD_S <= now):
-            one = _first(each, value, given, each.ended + HEARD_S)
-            heard[name].append(each.saw(each.ended + HEARD_S, float(one is not None)))
+        at_last = [(each, each.ended + silence_s) for each in sessions if each.ended + silence_s <= now]
+        firsts = [(each, at, _first(each, value, given, at)) for each, at in at_last]
+        heard[name] = [each.saw(at, float(one is not None)) for each, at, one in firsts]
+        with_silence[name] = [each.saw(at, 0.0 if one is None else one.value) for each, at, one in firsts]
     if judged:
-        heard.pop("reward")  # whom the judge compares, it chooses itself
+        del heard["reward"], with_silence["reward"]  # whom the judge compares, it chooses itself
         found["reward"] += judged
     percents = [percent for _, percent in traffic.shares]
     return Evidence(
-        _arm(ours, [each for each in every if each.challenger]),
-        _arm(theirs, [each for each in every if not each.challenger]),
+        _arm(ours, [each for each in begun if each.challenger]),
+        _arm(theirs, [each for each in begun if not each.challenger]),
         {name: _in_order(its) for name, its in found.items()},
         {name: _in_order(its) for name, its in heard.items()},
+        {name: _in_order(its) for name, its in with_silence.items()},
         percents,
         traffic.is_whole,
     )

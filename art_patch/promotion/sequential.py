@@ -18,8 +18,11 @@ it cannot be decided any more.
 
 **Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
 that have any are not alike. So the share of sessions with a value is tested too, in both directions. Once it differs,
-the signal no longer decides. A reward may decide sooner than that is found: the error rates assume that silence does
-not depend on the policy.
+the signal no longer decides.
+
+**Silence.** That may take longer than a reward takes to decide, and users who are not content may leave and say
+nothing. So "better" must be proven twice: for the sessions that have a value, and for all sessions, with the value 0
+for those that have none. Both must be true, so the error rate needs no correction (intersection-union test).
 
 **Fails closed.** If a value is not a number, or outside its scale, its signal cannot be compared, and the policy is not
 promoted. If the champion answered no calls, there is nothing to compare with, and the policy is not promoted either.
@@ -33,7 +36,7 @@ from typing import Any, Literal
 
 from art_patch.errors import ConfigError
 from art_patch.promotion.bets import Bets
-from art_patch.promotion.evidence import REST_S, Evidence, Observation
+from art_patch.promotion.evidence import LATE_S, REST_S, SILENCE_S, Evidence, Observation
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
@@ -58,6 +61,8 @@ class CanaryConfig:
     max_hours: float = 168.0
     # A session that has made no call for so many seconds has ended, and its value is taken.
     rest_s: float = REST_S
+    # A session without a reward or feedback so many seconds after its end is silent.
+    silence_s: float = SILENCE_S
     # How much better a winner's rewards or feedback must be, on a scale 0..1. Below 0, it may be that much worse.
     margin: float = 0.0
     # How much worse the challenger may be: mean reward and feedback (0..1), ...
@@ -81,6 +86,7 @@ class CanaryConfig:
         _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
         _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
         _check("rest_s", self.rest_s, self.rest_s > 0, "above 0")
+        _check("silence_s", self.silence_s, 0 < self.silence_s <= LATE_S, f"above 0, and at most {LATE_S:g}")
         _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
 
 
@@ -149,7 +155,9 @@ def decide(
     needed, arrive = _sessions_needed(found, config), evidence.sessions_a_day(hours)
     metrics |= {"sessions_needed": _finite(needed), "sessions_a_day": round(arrive, 1)}
     unequal = "; ".join(one.sentence for one in found if one.says == "unequal")
-    so_far = missing or unequal or _so_far(needed, arrive)
+    if not (so_far := missing or unequal):
+        silent = [one.sentence for one in found if one.says == "silent"]
+        so_far = "; ".join(silent or ["neither worse nor better is proven yet"]) + _so_far(needed, arrive)
     if not hours < config.max_hours:  # a clock that gives no number ends the test, too
         return WatchVerdict("inconclusive", f"no answer within {config.max_hours:g} hours: {so_far}", metrics)
     if not evidence.is_whole:  # what comes now would not be seen, harm included
@@ -157,8 +165,8 @@ def decide(
     left = arrive * (config.max_hours - hours) / 24
     is_compared = any(one.bets is not None and one.signal.promotes for one in found)
     hope = _sessions_needed(found, config, hope=_HOPE)
-    # What is proven better waits for what it lacks, such as sessions.
-    if hours >= _PATIENCE_HOURS and is_compared and not better and hope > left:
+    # What is proven better waits for what it lacks, such as sessions; where silence is unequal, a judge may still come.
+    if hours >= _PATIENCE_HOURS and is_compared and not (better or unequal) and hope > left:
         many = "any number of" if hope == math.inf else f"at least {hope:,.0f} more"
         reason = f"this traffic cannot decide: that takes {many} sessions, and {left:,.0f} come within"
         return WatchVerdict("inconclusive", f"{reason} {config.max_hours:g} hours; {so_far}", metrics)
@@ -168,10 +176,11 @@ def decide(
 @dataclass(frozen=True, slots=True)
 class _Finding:
     signal: Signal
-    says: Literal["worse", "better", "open", "unequal", "unreadable", "no data"]
+    says: Literal["worse", "better", "open", "silent", "unequal", "unreadable", "no data"]
     sentence: str
     metrics: JSON
     bets: Bets | None = None
+    with_silence: Bets | None = None
 
 
 def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Finding:
@@ -191,6 +200,8 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     bets = _bets(signal, seen, tolerance, config.margin)
     losing, winning = config.alpha * signal.alpha_share, config.alpha / sum(one.promotes for one in SIGNALS)
     typical = median if signal.is_time else fmean
+    every = evidence.with_silence.get(signal.name)
+    with_silence = None if every is None else _bets(signal, every, tolerance, config.margin)
     heard = Bets(0.5)
     for one in evidence.heard.get(signal.name, ()):
         heard.add(one, one.value)
@@ -200,7 +211,8 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     elif bets.most_worse >= 1 / losing:
         says = "worse"
     elif signal.promotes and bets.most_better >= 1 / winning:
-        says = "better"
+        is_proven = with_silence is None or with_silence.most_better >= 1 / winning
+        says = "better" if is_proven else "silent"
     metrics = {
         "says": says, "compared": len(ours), "challenger": typical(ours),
         **({"champion": typical(theirs)} if theirs else {}), "tolerance": tolerance,
@@ -208,11 +220,13 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     }  # fmt: skip
     if signal.promotes:
         metrics |= {"better": _shown(bets.most_better), "better_needed": round(1 / winning, 1)}
+        if with_silence is not None:
+            metrics["better_with_silence"] = _shown(with_silence.most_better)
     if not signal.is_time:
         sign = 1 if signal.is_good else -1
         metrics |= {"difference": sign * bets.difference, "error": _finite(bets.error)}
     sentence = _sentence(signal, says, metrics, evidence, config)
-    return _Finding(signal, says, sentence, metrics, bets)
+    return _Finding(signal, says, sentence, metrics, bets, with_silence)
 
 
 def _bets(signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float) -> Bets:
@@ -255,6 +269,8 @@ def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, conf
     elif says == "better":
         by = f"not worse by {-config.margin:g}" if config.margin < 0 else "better"
         by += f" by more than {config.margin:g}" if config.margin > 0 else ""
+    elif says == "silent":
+        by = "better where there is any, but that is not proven with silence counted as 0"
     numbers = " against ".join(show.format(metrics[arm]) for arm in ("challenger", "champion") if arm in metrics)
     return f"its {signal.words}{by and f' is {by}'}: {numbers} in {metrics['compared']} sessions"
 
@@ -279,21 +295,25 @@ def _sessions_needed(found: Iterable[_Finding], config: CanaryConfig, *, hope: f
     winning = config.alpha / sum(one.promotes for one in SIGNALS)
     needed = [math.inf]
     for one in found:
-        if one.bets is not None and one.signal.promotes and one.says == "open":
-            gain = one.bets.difference + (hope * one.bets.error if hope else 0.0) - config.margin
-            if gain > 0 and math.isfinite(gain):
-                needed.append(one.bets.sessions_needed(winning, gain) - one.bets.sessions)
-            elif gain > 0:
-                needed.append(0.0)  # too little is known to give up
-    return max(min(needed), 0.0)
+        if one.signal.promotes and one.says in ("open", "silent"):
+            both = [bets for bets in (one.bets, one.with_silence) if bets is not None]
+            needed.append(max(_needed(bets, winning, config.margin, hope) for bets in both))
+    return min(needed)
+
+
+def _needed(bets: Bets, winning: float, margin: float, hope: float) -> float:
+    gain = bets.difference + (hope * bets.error if hope else 0.0) - margin
+    if gain > 0 and bets.most_better < 1 / winning and math.isfinite(gain):
+        return max(bets.sessions_needed(winning, gain) - bets.sessions, 0.0)
+    # Where it is proven already, or too little is known to give up.
+    return 0.0 if gain > 0 else math.inf
 
 
 def _so_far(needed: float, arrive: float) -> str:
-    words = "neither worse nor better is proven yet"
     if not math.isfinite(needed):
-        return words
+        return ""
     days = f", {needed / arrive:.1f} days" if arrive else ""
-    return f"{words}; if it goes on like this, about {needed:,.0f} more sessions{days}"
+    return f"; if it goes on like this, about {needed:,.0f} more sessions{days}"
 
 
 def _share(evidence: Evidence, found: Sequence[_Finding], config: CanaryConfig) -> float | None:

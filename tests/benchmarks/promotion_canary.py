@@ -32,7 +32,7 @@ from tests.support.command_line import ENVIRONMENT
 from tests.support.servers import Answer, StubServer, error, serving
 from tests.support.two_apps import App
 
-RULES = {"ART_PATCH_CANARY_REST_S": "1", "ART_PATCH_CANARY_RAMP": "0"}
+RULES = {"ART_PATCH_CANARY_REST_S": "1", "ART_PATCH_CANARY_SILENCE_S": "1", "ART_PATCH_CANARY_RAMP": "0"}
 """A session is one call here, so it has ended soon; and the share stays as it is, so that rounds can be compared."""
 
 KINDS = ("errors", "breaks", "slow", "disliked")

@@ -121,6 +121,14 @@ def late_feedback(rng: random.Random, key: int, at: float, new: bool) -> Session
     return Session([call(key, 0, at, new)], said)
 
 
+def silent_if_unhappy(rng: random.Random, key: int, at: float, new: bool) -> Session:
+    """A third of the sessions would say something, but half of those that the canary left unhappy say nothing."""
+    value = float(rng.random() < 0.6)
+    is_silent = rng.random() > 0.3 or (new and not value and rng.random() < 0.5)
+    said = [] if is_silent else [score(f"t{key}", value, at + 60, "thumbs")]
+    return Session([call(key, 0, at, new)], said)
+
+
 def rewarded(worth: float, *, coverage: float = 1.0) -> Truth:
     """Every session has a reward of 0 or 1; the canary's is better by `worth` on average."""
 
@@ -152,6 +160,7 @@ EQUAL: dict[str, Truth] = {
     "3 % of sessions fail always": bad_sessions(0.03, 1.0),
     "Pareto calls a session": many_calls,
     "feedback twice as late": late_feedback,
+    "unhappy users of one are silent": silent_if_unhappy,
     "rewards of 0 and 1": rewarded(0.0),
 }
 

@@ -112,7 +112,8 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
 @pytest.mark.slow
 def test_a_server_looks_after_a_canary_by_itself(project: Project, base: Path, record_property):
     command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json"]
-    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home), "ART_PATCH_CANARY_REST_S": "1"}
+    soon = {"ART_PATCH_CANARY_REST_S": "1", "ART_PATCH_CANARY_SILENCE_S": "1"}
+    environment = ENVIRONMENT | {"ART_PATCH_HOME": str(project.home)} | soon
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None

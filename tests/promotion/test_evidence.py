@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.promotion import evidence_of
-from art_patch.promotion.evidence import HEARD_S, LATE_S, LONGEST_S, Arm, Evidence, Observation
+from art_patch.promotion.evidence import LATE_S, LONGEST_S, SILENCE_S, Arm, Evidence, Observation
 from art_patch.types import ArmCall, ArmTraffic, Score
 
 NEW, OLD = "agent@1", "agent@0"
@@ -89,13 +89,15 @@ def test_the_first_reward_of_a_session_counts_and_none_after_it():
 
 def test_whether_a_session_was_rewarded_is_a_signal_of_its_own():
     calls = [call("a", OLD), call("b", NEW), call("c", NEW)]
-    scores = (score("a", 1.0), score("b", 0.0, "thumbs"), score("c", 1.0, at=200.0 + HEARD_S))
+    scores = (score("a", 1.0), score("b", 1.0, "thumbs"), score("c", 1.0, at=200.0 + SILENCE_S))
     found = evidence(calls, scores)
-    at = 160.0 + HEARD_S
+    at = 160.0 + SILENCE_S
     assert [(one.at, one.challenger, one.value) for one in found.heard["reward"]] == [
         (at, False, 1.0), (at, True, 0.0), (at, True, 0.0),
     ]  # fmt: skip
     assert [one.value for one in found.heard["feedback"]] == [0.0, 1.0, 0.0]
+    assert [one.value for one in found.with_silence["reward"]] == [1.0, 0.0, 0.0]
+    assert [one.value for one in found.with_silence["feedback"]] == [0.0, 1.0, 0.0]
     assert evidence(calls, scores, now=at - 1).heard == {"reward": [], "feedback": []}
 
 

@@ -38,9 +38,11 @@ def coins(ours: float, theirs: float, *, n: int = 300, share: float = 0.2, seed:
 
 def said(
     arms: tuple[Arm, Arm] = ARMS, *, state="canary", hours: float = 1.0, config: CanaryConfig = CONFIG,
-    heard: dict | None = None, percents: tuple[float, ...] = (5.0,), **observations,
+    heard: dict | None = None, with_silence: dict | None = None, percents: tuple[float, ...] = (5.0,),
+    **observations,
 ):  # fmt: skip
-    return decide(Evidence(*arms, observations, heard or {}, percents), state=state, hours=hours, config=config)
+    evidence = Evidence(*arms, observations, heard or {}, with_silence or {}, percents)
+    return decide(evidence, state=state, hours=hours, config=config)
 
 
 WORSE = {
@@ -178,6 +180,24 @@ def test_if_one_policys_sessions_are_rewarded_more_often_their_rewards_are_not_c
     assert said(reward=sessions(1.0, 0.0), heard=heard, failed=sessions(1.0, 0.0)).action == "roll back"
 
 
+def test_what_is_better_only_among_those_who_speak_waits_until_silence_cannot_explain_it():
+    better = coins(0.9, 0.3)
+    verdict = said(feedback=better, with_silence={"feedback": coins(0.3, 0.3)})
+    assert (verdict.action, verdict.metrics["signals"]["feedback"]["says"]) == ("go on", "silent")
+    words = "its people's feedback is better where there is any, but that is not proven with silence counted as 0: 0."
+    assert verdict.reason.startswith(words)
+    assert said(feedback=better, with_silence={"feedback": []}).action == "go on"  # too early to know who is silent
+    assert said(feedback=better, with_silence={"feedback": coins(0.6, 0.2)}).action == "promote"
+    assert said(feedback=better, with_silence={"reward": coins(0.3, 0.3)}).action == "promote"
+
+
+def test_how_much_more_silence_takes_is_said():
+    few = coins(0.08, 0.06, n=2_000, share=0.5)
+    verdict = said(feedback=coins(0.9, 0.3), with_silence={"feedback": few})
+    assert verdict.metrics["signals"]["feedback"]["says"] == "silent"
+    assert 0 < verdict.metrics["sessions_needed"] < 20_000
+
+
 @pytest.mark.parametrize(
     ("own", "percents", "against", "then"),
     [(11, (5.0,), False, None), (12, (5.0,), False, 20.0), (60, (5.0,), False, 50.0), (60, (5.0, 50.0), False, None),
@@ -251,7 +271,7 @@ def test_whatever_the_evidence_only_a_proof_promotes(values: dict[str, list[tupl
 @pytest.mark.parametrize(
     "wrong",
     [{"alpha": 0.0}, {"alpha": math.nan}, {"max_hours": 0.0}, {"reward_tolerance": 1.0}, {"latency_ratio": 0.5},
-     {"rest_s": 0.0}, {"min_sessions": 0}, {"margin": 1.0}],
+     {"rest_s": 0.0}, {"silence_s": 0.0}, {"silence_s": 1e6}, {"min_sessions": 0}, {"margin": 1.0}],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -186,6 +186,7 @@ def canary_config(settings: Settings) -> promotion.CanaryConfig:
         margin=settings.canary_margin,
         latency_ratio=settings.canary_latency_ratio,
         rest_s=settings.canary_rest_s,
+        silence_s=settings.canary_silence_s,
         ramp=promotion.RAMP if settings.canary_ramp else (),
     )
 
