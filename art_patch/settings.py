@@ -73,6 +73,10 @@ class Settings(BaseModel):
     `approve`: it waits until a person runs `art-patch promote`. `canary`: it answers `canary_percent` of the sessions
     and becomes the champion if it does better there."""
 
+    gate_scenarios: int = Field(default=30, ge=1)
+    """Held-out scenarios without which the gate cannot decide; until there are as many, nothing is trained. Fewer than
+    30 hardly ever show a task that a candidate ruins."""
+
     canary_hours: float = Field(default=168.0, gt=0)
     """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected; after a
     day, already if the traffic cannot give one within this time."""

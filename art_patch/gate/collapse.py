@@ -4,7 +4,7 @@ A judge that ranks siblings does not notice a policy that gives every user the s
 long answers win. These checks compare the answers of candidate and champion themselves.
 
 - Shares of bad answers (empty, refused, malformed tool calls, cut off, repetitive) are tested for non-inferiority to
-  the champion (`not_worse`), with the scenario as the unit.
+  the champion (`not_worse`), with the user as the unit.
 - Length, latency, entropy, KL divergence, identical answers to different scenarios and failed runs have fixed limits.
   The observed values are compared with them, without a confidence bound.
 - If the candidate gives fewer different answers to one prompt, this is reported and has no limit, because a policy that
@@ -14,11 +14,11 @@ long answers win. These checks compare the answers of candidate and champion the
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, cast
 
-from art_patch.gate.paired_test import CollapseConfig, Finding, GateConfig, not_worse
+from art_patch.gate.paired_test import NO_USERS, CollapseConfig, Finding, GateConfig, not_worse
 from art_patch.gate.turns import Answered, Given, Repeated, Turn
 from art_patch.types import JSON, Choice
 
@@ -40,16 +40,18 @@ REFUSALS = (
 
 
 def collapse_findings(
-    answers: Sequence[Answered], config: GateConfig, *, kl_nats: float | None = None, seed: int = 0
-) -> tuple[Finding, ...]:
+    answers: Sequence[Answered], config: GateConfig, *, kl_nats: float | None = None, seed: int = 0,
+    user_of: Mapping[str, str | None] = NO_USERS,
+) -> tuple[Finding, ...]:  # fmt: skip
     """Run every check on both policies' answers to the same turns; return one finding for each check.
 
-    `kl_nats` is the KL divergence per token that training measured, or `None`; `seed` draws the bounds' random subsets.
+    `kl_nats` is the KL divergence per token that training measured, or `None`; `seed` draws the bounds' random subsets;
+    `user_of` has the users of the scenarios.
     """
     limits = config.collapse
     if limits is None or not answers:
         return ()
-    rows = [_share(name, answers, of, config, seed) for name, of in _SHARES]
+    rows = [_share(name, answers, of, config, seed, user_of) for name, of in _SHARES]
     rows += [_different(answers), _same(answers, limits), _length(answers, limits), _latency(answers, limits)]
     if (entropy := _entropy(answers, limits)) is not None:
         rows.append(entropy)
@@ -123,13 +125,17 @@ _SHARES: tuple[tuple[str, _Of], ...] = (
 )
 
 
-def _share(name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, seed: int) -> Finding:
+def _share(
+    name: str, answers: Sequence[Answered], of: _Of, config: GateConfig, seed: int, user_of: Mapping[str, str | None]
+) -> Finding:
     def metric(turn: Turn, given: Given) -> float:
         # A policy without any answer fails every check: NaN fails in `not_worse`.
         return fmean(of(turn, choice) for choice in given.choices) if given.choices else math.nan
 
     pairs = [(a.turn.scenario_key, metric(a.turn, a.candidate), metric(a.turn, a.champion)) for a in answers]
-    return not_worse(name, pairs, allowed=config.max_worse, level=config.level, seed=seed, less_is_better=True)
+    return not_worse(
+        name, pairs, allowed=config.max_worse, level=config.level, seed=seed, less_is_better=True, user_of=user_of
+    )
 
 
 def _words(choice: Choice) -> tuple[str, ...]:

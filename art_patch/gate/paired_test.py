@@ -1,36 +1,34 @@
-"""The gate's settings and statistics: is the candidate better than the champion on the held-out scenarios?
+"""The gate's settings and statistics: confidence bounds of the differences between two policies' scores. Pure.
 
-In: the judge's scores of both policies on the same turns. Out: a verdict with its reason and metrics. Pure.
-
-- **Unit.** The unit is the scenario. Turns of one scenario are not independent, so only their mean counts. For each
-  scenario the test uses one difference: the candidate's mean minus the champion's, on the judge's scale from 0 to 1.
-- **Superiority test** (`decide`). The null hypothesis is that the candidate is better than the champion by at most
-  `margin`. The candidate wins if the one-sided lower confidence bound of the mean difference lies above `margin`.
+- **Difference.** Turns of one scenario are not independent, so only their mean counts. For each scenario the tests use
+  one difference: the candidate's mean minus the champion's, on the judge's scale from 0 to 1.
+- **Unit.** A user may like what others dislike, so the scenarios of one user are not independent either. The unit of
+  the tests is the user; a scenario whose user is not known is a unit of its own.
 - **Error rate.** A candidate that is equal to the champion wins in at most `1 - level` (5 %) of the gate runs: type I
-  error. This holds exactly for every number of scenarios. Each further gate run of a candidate takes the same risk.
+  error. This holds exactly for every number of units. Each further gate run of a candidate takes the same risk.
 - **Non-inferiority tests** (`not_worse`) compare other metrics, each at the same level. The candidate must pass all of
   them, so the level needs no correction for their number (intersection-union test; Berger, Technometrics 24, 1982).
 - **Position-bias correction** (`merge_orders`). The judge sees each group in one order and in the reverse order, and
   the mean of both scores counts (Wang et al. 2023, https://arxiv.org/abs/2305.17926).
-- **Fails closed.** Too few scenarios, a score that is not finite, or a tie of the policies reject the candidate.
 
 The bound (`lower_bound`) inverts the sign-flip permutation test: the bound lies above a number exactly if that test
 rejects the number as the mean difference. If candidate and champion are equal, swapping their names changes nothing, so
-the differences are symmetric around zero whatever the scores look like. The test assumes nothing else.
+the differences are symmetric around zero whatever the scores look like. If they are equal only on average, the test
+assumes that units are as often better by an amount as they are worse by it; `verdict` looks at the worst scenarios.
 """
 
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
-from statistics import NormalDist, stdev
+from statistics import NormalDist
 from typing import Literal
 
 from art_patch.errors import ConfigError
 from art_patch.gate.turns import BlindComparison, Turn
-from art_patch.types import JSON, Group
+from art_patch.types import Group
 
 # (scenario key, candidate's metric, champion's metric) of one turn.
 Pair = tuple[str, float, float]
@@ -38,6 +36,9 @@ Pair = tuple[str, float, float]
 # Means of the same numbers in another order differ by less than this, and no judge scores as finely. Without it,
 # rounding would decide a tie.
 TIE = 1e-9
+
+NO_USERS: Mapping[str, str | None] = {}
+"""Scenario key -> user: no user is known, so each scenario is a unit of its own."""
 
 # 2 ** 10 subsets are enumerated; beyond, a random sample of subsets keeps the time bounded.
 _ALL_SUBSETS_UPTO = 10
@@ -67,8 +68,11 @@ class CollapseConfig:
 class GateConfig:
     """The gate's settings: which prompts both policies answer, and when the candidate wins."""
 
-    # With fewer scored held-out scenarios the candidate is rejected. The level needs some as well (`fewest`).
-    min_scenarios: int = 8
+    # With fewer scored held-out scenarios the gate cannot decide. In small samples the bound is right as often as it
+    # says, but few scenarios hardly ever show a task that the candidate ruins.
+    min_scenarios: int = 30
+    # The same for users, if users are known. The level needs some of both as well (`fewest`).
+    min_users: int = 5
     # At most this many scenarios are asked, and this many turns of each.
     max_scenarios: int = 64
     turns_per_scenario: int = 2
@@ -88,6 +92,9 @@ class GateConfig:
     # Largest loss, with confidence `level`, in every metric that must not get worse: the judge's scores on the suite,
     # user checks (scaled to 0..1), and the shares of empty, refused, malformed, cut-off and repetitive answers.
     max_worse: float = 0.1
+    # The candidate is rejected if it loses more in this share of the scenarios, the worst ones, than it gains in as
+    # many, the best ones, and loses more than `max_worse` there. 0 switches this check off.
+    worst_share: float = 0.05
     # Runs of users who arrived within this many seconds are not asked about, so that no newcomer can steer a promotion.
     new_user_s: float = 86_400.0
     # Largest share of the scenarios that belong to one user alone, see `held_out_turns`.
@@ -107,21 +114,24 @@ class GateConfig:
             )
         if self.orders not in (1, 2):
             raise ConfigError(f"the gate's orders are {self.orders}; there are 2, an order and its reverse, or give 1")
-        for name in ("max_unscored", "max_worse", "max_user_share"):
+        for name in ("max_unscored", "max_worse", "worst_share", "max_user_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"the gate's {name} is {getattr(self, name):g}; give a share from 0 to 1")
-        for name in ("min_scenarios", "max_scenarios", "turns_per_scenario", "samples", "run_samples"):
+        for name in ("min_scenarios", "min_users", "turns_per_scenario", "samples", "run_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"the gate's {name} is {getattr(self, name)}; give 1 or more")
+        if self.max_scenarios < self.min_scenarios:
+            asked = f"max_scenarios is {self.max_scenarios}, and min_scenarios {self.min_scenarios}"
+            raise ConfigError(f"the gate's {asked}; give at least as many, or no candidate can be tested")
 
 
 # --- the confidence bound ---
 
 
 def fewest(level: float) -> int:
-    """Return the smallest number of scenarios with which `lower_bound` is finite at this confidence level.
+    """Return the smallest number of units with which `lower_bound` is finite at this confidence level.
 
-    The signs of n differences can be flipped in 2 ** n ways, so the smallest p-value is 1 / 2 ** n; 95 % needs five.
+    The signs of n units can be flipped in 2 ** n ways, so the smallest p-value is 1 / 2 ** n; 95 % needs five.
     """
     return math.ceil(math.log2(1 / (1 - level)) - 1e-9)
 
@@ -131,26 +141,41 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def lower_bound(differences: Sequence[float], level: float, *, seed: int = 0) -> float:
+def lower_bound(
+    differences: Sequence[float], level: float, *, units: Sequence[Hashable] | None = None, seed: int = 0
+) -> float:
     """Return the one-sided lower confidence bound of the mean of paired differences; -infinity for too few (`fewest`).
 
     This is the typical-value bound (Hartigan, "Using subsample values as typical values", JASA 64, 1969): the sorted
-    means of all subsets cut the line into intervals, and each interval holds the true centre with the same probability.
+    means of all subsets of the units cut the line into intervals, and each interval holds the true centre with the same
+    probability.
 
     Args:
-        differences: one for each scenario; finite, independent and symmetric around their mean.
+        differences: one for each scenario; finite. Their sums by unit are independent, and symmetric around the number
+            of differences times the mean.
         level: confidence level of this one-sided bound, such as 0.95.
-        seed: draws random subsets if there are more than ten differences; up to ten, all subsets are used.
+        units: the unit of each difference, such as its user; by default each difference is its own.
+        seed: draws random subsets if there are more than ten units; up to ten, all subsets are used.
     """
-    if len(differences) < fewest(level):
+    by_unit = _by_unit(differences, units)
+    if len(by_unit) < fewest(level):
         return -math.inf
-    means = sorted(_subset_means(differences, seed))
+    means = sorted(_subset_means(by_unit, seed))
     # Rounded down: conservative where the level is between two steps. 1e-9 mends (1 - 0.9) * 2000 = 199.99...
     return means[int((1 - level) * len(means) + 1e-9)]
 
 
-def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
-    count = len(values)
+def _by_unit(differences: Sequence[float], units: Sequence[Hashable] | None) -> list[tuple[float, int]]:
+    """Return the sum and the number of the differences of each unit."""
+    found: dict[Hashable, list[float]] = defaultdict(list)
+    for unit, difference in zip(range(len(differences)) if units is None else units, differences, strict=True):
+        found[unit].append(difference)
+    return [(math.fsum(its), len(its)) for its in found.values()]
+
+
+def _subset_means(by_unit: Sequence[tuple[float, int]], seed: int) -> Iterator[float]:
+    sums, counts = zip(*by_unit, strict=True)
+    count = len(by_unit)
     if count <= _ALL_SUBSETS_UPTO:
         chosen: Iterator[int] = iter(range(2**count))
     else:
@@ -159,21 +184,26 @@ def _subset_means(values: Sequence[float], seed: int) -> Iterator[float]:
         rng = random.Random(seed)
         chosen = (rng.getrandbits(count) if draw else 0 for draw in range(_DRAWS + 1))
     for members in chosen:
-        some = list(compress(values, map(int, f"{members:0{count}b}")))
-        yield mean(some) if some else -math.inf
+        bits = list(map(int, f"{members:0{count}b}"))
+        yield math.fsum(compress(sums, bits)) / sum(compress(counts, bits)) if members else -math.inf
 
 
-def scenarios_needed(differences: Sequence[float], margin: float, level: float) -> int | None:
+def scenarios_needed(
+    differences: Sequence[float], margin: float, level: float, *, units: Sequence[Hashable] | None = None
+) -> int | None:
     """Return how many scenarios would probably prove that a mean difference like the observed one is above the margin.
 
-    This is the sample size for a power of 80 % in normal approximation, ((z_level + z_power) * s / effect) ** 2. `None`
-    if more would not help: the observed mean is not above the margin, or its spread is unknown.
+    This is the sample size for a power of 80 % in normal approximation, ((z_level + z_power) * s / effect) ** 2, with
+    as many scenarios of each unit as now. `None` if more would not help: the observed mean is not above the margin, or
+    its spread is unknown.
     """
-    over = mean(differences) - margin
-    if over <= 0 or len(differences) < 2:
+    over, by_unit = mean(differences) - margin, _by_unit(differences, units)
+    if over <= 0 or len(by_unit) < 2:
         return None
     z_level, z_power = map(NormalDist().inv_cdf, (level, 0.8))
-    steps = (z_level + z_power) * stdev(differences) / over
+    centre, count = mean(differences), len(by_unit)
+    spread = math.fsum((total - size * centre) ** 2 for total, size in by_unit) / len(differences)
+    steps = (z_level + z_power) * math.sqrt(spread * count / (count - 1)) / over
     return max(len(differences) + 1, fewest(level), math.ceil(steps**2))
 
 
@@ -195,36 +225,45 @@ class Finding:
     words: str
 
 
-def scenario_means(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
-    """Return (mean of the candidate, mean of the champion) for each scenario, averaged over its turns."""
+def scenario_means(pairs: Iterable[Pair]) -> dict[str, tuple[float, float]]:
+    """Return (mean of the candidate, mean of the champion) by scenario, averaged over its turns."""
     turns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key, of_candidate, of_champion in pairs:
         turns[key].append((of_candidate, of_champion))
-    return list(map(_means_of, turns.values()))
+    return {key: means_of(both) for key, both in turns.items()}
 
 
-def _means_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def units_of(keys: Iterable[str], user_of: Mapping[str, str | None]) -> list[Hashable]:
+    """Return the unit of each scenario: its user, or the scenario itself if its user is not known."""
+    # A tuple, because a user may be named like a scenario.
+    return [(None, key) if user_of.get(key) is None else user_of[key] for key in keys]
+
+
+def means_of(pairs: Collection[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean of all first values and that of all second ones."""
     ours, theirs = zip(*pairs, strict=True)
     return mean(ours), mean(theirs)
 
 
 def not_worse(
-    name: str, pairs: Iterable[Pair], *, allowed: float, level: float, seed: int = 0, less_is_better: bool = False
-) -> Finding:
+    name: str, pairs: Iterable[Pair], *, allowed: float, level: float, seed: int = 0, less_is_better: bool = False,
+    user_of: Mapping[str, str | None] = NO_USERS,
+) -> Finding:  # fmt: skip
     """Test non-inferiority: is the candidate worse than the champion by at most `allowed`, with confidence `level`?
 
     If the candidate is worse by more than that, the test wrongly passes it in at most `1 - level` of the cases. `pairs`
-    has both policies' values of the metric for each turn; turns of one scenario are averaged first.
+    has both policies' values of the metric for each turn; turns of one scenario are averaged first. `user_of` has the
+    users of the scenarios.
     """
     by_scenario = scenario_means(pairs)
     if not by_scenario:
         return Finding(name, None, None, allowed, False, f"{name}: nothing to compare")
-    ours, theirs = _means_of(by_scenario)
-    if not all(math.isfinite(metric) for both in by_scenario for metric in both):
+    ours, theirs = means_of(by_scenario.values())
+    if not all(math.isfinite(metric) for both in by_scenario.values() for metric in both):
         return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
     sign = -1.0 if less_is_better else 1.0
-    better = [sign * (a - b) for a, b in by_scenario]
-    bound = lower_bound(better, level, seed=seed)
+    better = [sign * (a - b) for a, b in by_scenario.values()]
+    bound = lower_bound(better, level, units=units_of(by_scenario, user_of), seed=seed)
     words = f"{name} {ours:.3g} against {theirs:.3g}"
     if math.isinf(bound):
         # No bound at this level exists for so few scenarios, so the observed mean decides, and no loss is allowed.
@@ -232,8 +271,15 @@ def not_worse(
         rule = f"on {len(better)} scenarios, too few to allow anything worse"
     else:
         passed = bound > -allowed - TIE
-        rule = f"worse by at most {max(0.0, -bound):.3g} with {level:.0%} confidence, {allowed:g} is allowed"
+        loss = max(0.0, -bound)
+        rule = f"worse by at most {loss:.3g}, which errs at most {once_in(level)}; {allowed:g} is allowed"
     return Finding(name, ours, theirs, allowed, passed, f"{words}: {rule}")
+
+
+def once_in(level: float) -> str:
+    """Return the error rate of a confidence level in words, such as "once in twenty times" for 0.95."""
+    times = round(1 / (1 - level), 1)
+    return f"once in {'twenty' if times == 20 else f'{times:g}'} times"
 
 
 # --- position-bias correction ---
@@ -266,7 +312,7 @@ def merge_orders(comparisons: Sequence[BlindComparison], orders: Sequence[Mappin
         if len(means) < len(orders) or not means:
             unscored.append(turn.scenario_key)
             continue
-        pairs.append((turn.scenario_key, *_means_of(means)))
+        pairs.append((turn.scenario_key, *means_of(means)))
         differences = [a - b for a, b in means]
         flips += min(differences) < -TIE and max(differences) > TIE
     disagreement = flips / len(pairs) if pairs and len(orders) > 1 else None
@@ -281,62 +327,3 @@ def _means(group: Group, ours: frozenset[str], values: Mapping[str, float]) -> t
     if not by_us or not by_them or not all(map(math.isfinite, by_us + by_them)):
         return None
     return mean(by_us), mean(by_them)
-
-
-# --- the verdict ---
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the candidate wins the gate, with the reason as a sentence and the metrics behind it."""
-
-    promote: bool
-    reason: str
-    metrics: JSON
-
-
-def decide(scores: Iterable[Pair], config: GateConfig, *, seed: int = 0) -> Verdict:
-    """Run the superiority test on both policies' scores of each turn; `seed` draws the subsets of the bound."""
-    pairs = list(scores)
-    for key, ours, theirs in pairs:
-        if not (math.isfinite(ours) and math.isfinite(theirs)):
-            return Verdict(False, f"a score of scenario {key} is not finite", {"scenarios": 0})
-    by_scenario = scenario_means(pairs)
-    count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
-    if count < least:
-        metrics = {"scenarios": count, "more_needed": least - count}
-        return Verdict(False, f"{count} held-out scenarios; {least - count} more are needed", metrics)
-    differences = [ours - theirs for ours, theirs in by_scenario]
-    bound = lower_bound(differences, config.level, seed=seed)
-    metrics: JSON = {"scenarios": count}
-    metrics["candidate"], metrics["champion"] = _means_of(by_scenario)
-    metrics |= {"difference": mean(differences), "lower_bound": bound}
-    # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
-    wins = bound > config.margin + TIE
-    tied = all(abs(difference) <= TIE for difference in differences)
-    needed = None if wins or tied else scenarios_needed(differences, config.margin, config.level)
-    if needed is not None:
-        metrics["more_needed"] = needed - count
-    return Verdict(wins, _reason(metrics, config, wins, tied), metrics)
-
-
-def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
-    """Return the verdict; if a check failed, it becomes a rejection whose reason names every failed check."""
-    failed = [finding.words for finding in findings if not finding.passed]
-    if not failed:
-        return verdict
-    lead = "it wins, but" if verdict.promote else "besides,"
-    return replace(verdict, promote=False, reason=f"{verdict.reason}; {lead} {'; '.join(failed)}")
-
-
-def _reason(metrics: JSON, config: GateConfig, wins: bool, tied: bool) -> str:
-    if tied:
-        return f"a tie: both score alike on each of {metrics['scenarios']} held-out scenarios, not above the margin"
-    words = (
-        f"scores {metrics['candidate']:.3f} against {metrics['champion']:.3f} "
-        f"on {metrics['scenarios']} held-out scenarios; "
-        f"the difference is above {metrics['lower_bound']:+.3f} with {config.level:.0%} confidence, "
-        f"{'above' if wins else 'not above'} the margin {config.margin:g}"
-    )
-    more = metrics.get("more_needed")
-    return words if more is None else f"{words}; if it is as it looks, about {more} more scenarios would show it"

@@ -56,8 +56,13 @@ class HeldOut:
     turns: tuple[Turn, ...]
     # Reason -> number of scenarios that are not asked.
     left: Mapping[str, int]
-    # Scenario key -> the runs that its turns may come from, newest first.
+    # Scenario key -> the runs that its turns may come from, all of one user, newest first.
     runs: Mapping[str, tuple[TrajectoryInfo, ...]] = field(default_factory=dict[str, tuple[TrajectoryInfo, ...]])
+
+    @property
+    def user_of(self) -> dict[str, str | None]:
+        """Scenario key -> its user, or `None`."""
+        return {turn.scenario_key: turn.info and turn.info.user_id for turn in self.turns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,10 @@ def held_out_turns(
 ) -> HeldOut:  # fmt: skip
     """Choose turns of held-out groups for the gate: newest scenarios first, and turns of different depths first.
 
-    `groups` come oldest first; runs of the users in `without` are not used. At most `max_user_share` of the scenarios
-    come from one user only; that applies if at least four users are known, and is never less than twice an equal share.
-    `seed` chooses between calls of the same depth (number of messages).
+    `groups` come oldest first; runs of the users in `without` are not used. All turns of a scenario are of one user,
+    the one with the fewest scenarios so far, because users are the units of the test. A user has at most
+    `max_user_share` of the scenarios; that applies if at least four users are known, and is never less than twice an
+    equal share. `seed` chooses between calls of the same depth (number of messages).
     """
     calls: dict[str, list[tuple[TrajectoryInfo, Call]]] = defaultdict(list)
     runs: dict[str, list[TrajectoryInfo]] = defaultdict(list)
@@ -115,9 +121,10 @@ def held_out_turns(
             if askable:
                 calls[group.scenario_key] += askable
                 runs[group.scenario_key].append(run.info)
-    # The user of a scenario that only one user has asked; a shared scenario has no owner.
-    users_of = {key: {info.user_id for info, _ in theirs} for key, theirs in calls.items()}
-    owner_of = {key: next(iter(users)) if len(users) == 1 else None for key, users in users_of.items()}
+    owner_of = _owners({key: [info.user_id for info, _ in theirs] for key, theirs in calls.items()})
+    for key, owner in owner_of.items():
+        calls[key] = [(info, call) for info, call in calls[key] if info.user_id == owner]
+        runs[key] = [info for info in runs[key] if info.user_id == owner]
     keys, surplus = _within_share(owner_of, scenarios, max_user_share)
     silent = len(silenced - calls.keys())
     left = {"of users who just arrived": silent, "a user's scenarios are more than their share": surplus}
@@ -125,6 +132,17 @@ def held_out_turns(
     turns = tuple(turn for key in keys for turn in _spread(key, calls[key], turns_per_scenario, rng))
     newest = {key: tuple(sorted(runs[key], key=lambda run: run.started_at, reverse=True)) for key in keys}
     return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest)
+
+
+def _owners(users_of: Mapping[str, Sequence[str | None]]) -> dict[str, str | None]:
+    """Return for each scenario the one user whose runs speak for it; `None` if no user is known."""
+    count_of, owner_of = Counter[str](), dict[str, str | None]()
+    for key, users in users_of.items():
+        known = [user for user in users if user is not None]
+        owner = owner_of[key] = min(known, key=count_of.__getitem__, default=None)
+        if owner is not None:
+            count_of[owner] += 1
+    return owner_of
 
 
 def _within_share(owner_of: Mapping[str, str | None], limit: int, max_share: float) -> tuple[list[str], int]:

@@ -6,7 +6,7 @@ all prompts, and one row for each check.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -49,14 +49,16 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     judged = replace(scored.judged, unscored=(*scored.judged.unscored, *(turn.scenario_key for turn in reruns.lost)))
     # The suite is a check of its own: its prompts were chosen by a person and say nothing about traffic.
     traffic = [pair for pair in judged.pairs if not pair[0].startswith(gate.PREFIX)]
-    verdict = gate.decide(traffic, config, seed=seed)
+    verdict = gate.decide(traffic, config, seed=seed, user_of=held_out.user_of)
+    # Too few users give no bound. Then the scenarios are the units, and a canary decides for all users.
+    user_of = gate.NO_USERS if "users_needed" in verdict.metrics else held_out.user_of
     everything = (*answers, *map(gate.answered_in, reruns.repeated))
     findings = (
         *_unscored(judged, reruns, config),
         *_suite(judged, config, seed),
-        *gate.collapse_findings(everything, config, kl_nats=_kl_nats(candidate), seed=seed),
+        *gate.collapse_findings(everything, config, kl_nats=_kl_nats(candidate), seed=seed, user_of=user_of),
         *gate.failed_runs(reruns.repeated, config),
-        *_check_findings(compared, checked, checks, config, seed),
+        *_check_findings(compared, checked, checks, config, seed, user_of),
     )
     verdict = gate.with_findings(verdict, findings)
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
@@ -241,6 +243,7 @@ def _check_findings(
     checks: Sequence[rewards.Check],
     config: gate.GateConfig,
     seed: int,
+    user_of: Mapping[str, str | None],
 ) -> tuple[gate.Finding, ...]:
     """Return a finding for each score of the checks, and one for each check that fails too often.
 
@@ -262,7 +265,8 @@ def _check_findings(
         for (name, place), given in values.items():
             heard[name][side][place] = fmean(given)
     keys = [one.scenario_key for one in compared]
-    return *findings, *(_compare(name, keys, ours, theirs, config, seed) for name, (ours, theirs) in heard.items())
+    compare = partial(_compare, keys=keys, config=config, seed=seed, user_of=user_of)
+    return *findings, *(compare(name, ours, theirs) for name, (ours, theirs) in heard.items())
 
 
 def _runs(turn: gate.Turn, given: gate.Given) -> tuple[Trajectory, ...]:
@@ -290,12 +294,15 @@ def _failures(failures: dict[str, int], answers: int, who: str, config: gate.Gat
 
 
 def _compare(
-    name: str, keys: list[str], ours: dict[int, float], theirs: dict[int, float], config: gate.GateConfig, seed: int
-) -> gate.Finding:
+    name: str, ours: dict[int, float], theirs: dict[int, float], *,
+    keys: list[str], config: gate.GateConfig, seed: int, user_of: Mapping[str, str | None],
+) -> gate.Finding:  # fmt: skip
     either, both = ours.keys() | theirs.keys(), ours.keys() & theirs.keys()
     # A candidate must not pass by answers that the check cannot score, so missing scores of one side reject.
     if len(either - both) > len(either) * config.max_unscored:
         words = f"check {name} speaks of one policy's answers alone on {len(either - both)} of {len(either)} turns"
         return gate.Finding(name, None, None, config.max_unscored, False, words)
     pairs = [(keys[place], ours[place], theirs[place]) for place in sorted(both)]
-    return gate.not_worse(f"check {name}", pairs, allowed=config.max_worse, level=config.level, seed=seed)
+    return gate.not_worse(
+        f"check {name}", pairs, allowed=config.max_worse, level=config.level, seed=seed, user_of=user_of
+    )

@@ -68,6 +68,7 @@ TARGETS = (
 
 SCENARIOS = (8, 12, 16, 32, 64)
 GATES = 1_000
+CONFIG = GateConfig(min_scenarios=min(SCENARIOS))
 
 
 def equal(share: float) -> dict[str, float]:
@@ -78,7 +79,7 @@ def equal(share: float) -> dict[str, float]:
         for name, lift in (("false_promotion_rate", 0.0), ("found_rate", 0.1)):
             rng = random.Random(f"{name} {count}")
             promoted = sum(
-                decide(simulated(rng, count, lift=lift, coarse=bool(gate % 2)), GateConfig(), seed=gate).promote
+                decide(simulated(rng, count, lift=lift, coarse=bool(gate % 2)), CONFIG, seed=gate).promote
                 for gate in range(gates)
             )
             metrics[f"{name}_{count}"] = promoted / gates

@@ -1,8 +1,9 @@
-"""How often the canary test is wrong on traffic like that of real apps, and how soon it is right.
+"""How often the canary test is wrong on traffic like that of real apps, and how soon it is right; the same of the gate.
 
 ::
 
-    python tests/benchmarks/verdicts.py [--json] [--draws 60] [--days-draws 60] [--only equal,harm,better]
+    python tests/benchmarks/verdicts.py [--json] [--draws 60] [--days-draws 60] [--gate-draws 400]
+                                          [--only equal,harm,better,gate]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. Some minutes with the default number of draws; hours with 4,000.
@@ -23,6 +24,7 @@ two standard errors.
 - `better_days_1`, `better_days_2`: a policy better by 0.1, promoted within five days, and by 0.2, within two.
   `*_median_days_*`: of those that were promoted within seven days; also with 50 and 5,000 sessions a day, and with a
   reward on a tenth of the sessions.
+- `gate_*`: see `verdict_gates.py`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ sys.path.insert(0, str(ROOT))
 
 from art_patch.promotion import CanaryConfig, WatchVerdict, decide, evidence_of  # noqa: E402 - after the line above
 from art_patch.types import ArmCall, ArmTraffic, Score  # noqa: E402
+from tests.benchmarks import verdict_gates  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 NEW, OLD = "agent@1", "agent@0"
@@ -318,7 +321,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=60, help="of equal policies, for each truth")
     parser.add_argument("--days-draws", type=int, default=60, help="of tests that go on for days")
     parser.add_argument("--large", action="store_true", help="equal policies with 5,000 sessions a day, too")
-    parser.add_argument("--only", default="equal,harm,better")
+    parser.add_argument("--gate-draws", type=int, default=400, help="of the gate's worlds, for each truth")
+    parser.add_argument("--only", default="equal,harm,better,gate")
     arguments = parser.parse_args()
     chosen, metrics = arguments.only.split(","), dict[str, float]()
     with get_context("spawn").Pool() as pool:
@@ -328,7 +332,9 @@ def main() -> None:
             metrics |= harm(pool, arguments.days_draws)
         if "better" in chosen:
             metrics |= better(pool, arguments.days_draws)
-    finish(metrics, TARGETS, as_json=arguments.json)
+        if "gate" in chosen:
+            metrics |= verdict_gates.gates(pool, arguments.gate_draws)
+    finish(metrics, TARGETS + verdict_gates.TARGETS, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,9 @@ def running(tmp_path: Path, base: Path) -> Iterator[Running]:
 
 
 def test_it_says_who_is_better_and_leaves_all_as_it_was(
-    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setenv("ART_PATCH_GATE_SCENARIOS", "8")
     with serve_stand_in_judge(is_foreign) as judge:
         asked = ["evaluate", "agent@1", "--home", str(tmp_path), "--judge", STAND_IN_MODEL, "--judge-base-url", judge]
         result = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)

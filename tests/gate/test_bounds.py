@@ -32,6 +32,20 @@ def test_it_is_the_sign_flip_test_inverted(differences: list[float], margin: int
     assert (lower_bound(differences, 0.95) > margin) == (as_extreme / len(flips) <= 0.05)
 
 
+@given(
+    st.lists(st.tuples(st.integers(-3, 3).map(float), st.integers(0, 6)), min_size=5, max_size=20), st.integers(-2, 2)
+)
+@settings(max_examples=100, deadline=None)
+def test_a_user_is_flipped_with_all_of_his_scenarios(drawn: list[tuple[float, int]], margin: int):
+    differences, users = [d for d, _ in drawn], [user for _, user in drawn]
+    sums = [sum(d - margin for d, user in drawn if user == one) for one in set(users)]
+    flips = list(product((1, -1), repeat=len(sums)))
+    as_extreme = sum(sum(s * d for s, d in zip(flip, sums, strict=True)) >= sum(sums) for flip in flips)
+    bound = lower_bound(differences, 0.95, units=users)
+    assert (bound > margin) == (len(sums) >= 5 and as_extreme / len(flips) <= 0.05)
+    assert lower_bound(differences, 0.95, units=range(len(drawn))) == lower_bound(differences, 0.95)
+
+
 @given(scores, st.floats(-1, 1).map(lambda x: round(x, 3)))
 @settings(max_examples=60, deadline=None)
 def test_it_moves_with_the_scores_and_lies_below_their_mean(differences: list[float], by: float):
@@ -66,3 +80,6 @@ def test_how_many_scenarios_a_difference_would_take():
     assert scenarios_needed(noisy, 0.2, 0.95) is None
     assert scenarios_needed([-0.1] * 20, 0.0, 0.95) is None
     assert scenarios_needed([0.1] * 3, 0.0, 0.95) == 5
+    # Of users who differ, many scenarios of one say no more than one does.
+    users = ["likes it", "does not"] * 8
+    assert scenarios_needed(noisy, 0.0, 0.95, units=users) > 8 * needed  # type: ignore[operator]

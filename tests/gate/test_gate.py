@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError
-from art_patch.gate import GateConfig, HeldOut, Turn, blind_answers, data_hash, decide, held_out_turns, new_users
+from art_patch.gate import (
+    Finding,
+    GateConfig,
+    HeldOut,
+    Turn,
+    blind_answers,
+    data_hash,
+    decide,
+    held_out_turns,
+    new_users,
+    with_findings,
+)
 from art_patch.types import Choice, Group
 from tests.support.factory import make_call, make_group, make_trajectory
 
@@ -19,39 +30,83 @@ def pairs(differences: list[float], base: float = 0.5) -> list[tuple[str, float,
     return [(f"s{n}", base + d, base) for n, d in enumerate(differences)]
 
 
-def test_a_clear_winner_is_promoted():
-    verdict = decide(pairs([0.3, 0.2, 0.4, 0.1] * 5), GateConfig())
+def test_a_clear_winner_is_promoted_and_it_says_what_is_proven():
+    verdict = decide(pairs([0.3, 0.2, 0.4, 0.1] * 10), GateConfig())
     assert verdict.promote
     assert verdict.metrics["difference"] == pytest.approx(0.25)
     assert 0 < verdict.metrics["lower_bound"] < 0.25
+    assert verdict.reason == (
+        "scores 0.750 against 0.500 on 40 held-out scenarios, a difference of +0.250; "
+        "proven better: if both were equal, a result like this comes up at most once in twenty times"
+    )
+    few = decide(pairs([0.3, 0.2, 0.4, 0.1] * 10), GateConfig(level=0.96, margin=-0.1))
+    assert few.reason.endswith("if it were worse by 0.1, a result like this comes up at most once in 25 times")
 
 
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
-        ([], "8 more are needed"),
-        (pairs([0.9] * 7), "1 more are needed"),
-        (pairs([0.0] * 20), "not above the margin"),
-        (pairs([-0.3] * 20), "not above the margin"),
-        (pairs([0.5, -0.5] * 10), "not above the margin"),
-        ([*pairs([0.5] * 20), ("bad", math.nan, 0.0)], "bad is not finite"),
-        ([*pairs([0.5] * 20), ("bad", 0.0, math.inf)], "bad is not finite"),
+        ([], "cannot decide: 0 held-out scenarios; 30 more are needed"),
+        (pairs([0.9] * 29), "cannot decide: 29 held-out scenarios; 1 more are needed"),
+        (pairs([0.0] * 40), "a tie"),
+        (pairs([-0.3] * 40), "not proven better: if both were equal, a result like this comes up more than once in"),
+        (pairs([0.5, -0.5] * 20), "not proven better"),
+        ([*pairs([0.5] * 40), ("bad", math.nan, 0.0)], "bad is not finite"),
+        ([*pairs([0.5] * 40), ("bad", 0.0, math.inf)], "bad is not finite"),
     ],
 )
 def test_everything_else_is_rejected_with_the_reason(scores: list[tuple[str, float, float]], words: str):
     verdict = decide(scores, GateConfig())
-    assert not verdict.promote
+    assert not verdict.promote and not verdict.needs_canary
     assert words in verdict.reason
 
 
 def test_it_says_what_is_missing():
-    assert decide(pairs([0.9] * 3), GateConfig()).metrics == {"scenarios": 3, "more_needed": 5}
+    assert decide(pairs([0.9] * 3), GateConfig()).metrics == {"scenarios": 3, "more_needed": 27}
     assert decide(pairs([0.9] * 3), GateConfig(min_scenarios=1)).metrics["more_needed"] == 2  # as 95 % takes five
-    unclear = decide(pairs([0.5, -0.3] * 8), GateConfig())
+    unclear = decide(pairs([0.5, -0.3] * 15), GateConfig())
     assert not unclear.promote
     assert f"about {unclear.metrics['more_needed']} more scenarios would show it" in unclear.reason
-    tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(20)], GateConfig())
+    tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(40)], GateConfig())
     assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.metrics) == (False, True, False)
+
+
+def test_scenarios_of_one_user_do_not_count_as_independent():
+    scores = pairs([0.4, 0.3, -0.1, 0.2, -0.2, 0.1] * 10)
+    assert decide(scores, GateConfig()).promote
+    # The same scores, but each user likes it or does not.
+    verdict = decide(scores, GateConfig(), user_of={key: f"u{n % 6}" for n, (key, *_) in enumerate(scores)})
+    assert (verdict.promote, verdict.metrics["users"]) == (False, 6)
+    assert "on 60 held-out scenarios of 6 users" in verdict.reason
+    assert decide(scores, GateConfig(), user_of={"s0": "u0", "s1": None}).promote
+
+
+def test_few_users_cannot_decide_and_a_canary_must():
+    scores = pairs([0.3, 0.2] * 20)
+    three = {key: f"u{n % 3}" for n, (key, *_) in enumerate(scores)}
+    verdict = decide(scores, GateConfig(), user_of=three)
+    assert (verdict.promote, verdict.needs_canary, verdict.metrics["users_needed"]) == (False, True, 5)
+    assert verdict.reason.startswith(
+        "cannot decide: the scenarios come from 3 users, at least 5 are needed to speak for others, so a canary must"
+    )
+    assert not decide(pairs([-0.3] * 40), GateConfig(), user_of=three).needs_canary
+    failed = Finding("x", 1.0, 0.0, 0.1, False, "x got worse")
+    assert not with_findings(verdict, [failed]).needs_canary
+    assert decide(scores, GateConfig(), user_of={key: f"u{n % 5}" for n, (key, *_) in enumerate(scores)}).promote
+
+
+def test_a_candidate_that_ruins_some_scenarios_is_rejected_by_name():
+    scores = pairs([*[0.15] * 54, *[-0.45] * 6])
+    assert decide(scores, GateConfig(worst_share=0)).promote
+    verdict = decide(scores, GateConfig())
+    assert not verdict.promote
+    assert verdict.metrics["ruined"] == ["s54", "s55", "s56"]
+    assert verdict.reason.endswith(
+        "; but it ruins some: -0.450 in its worst 3 scenarios (s54, s55, s56), +0.150 in its best"
+    )
+    assert decide(pairs([*[0.15] * 54, *[-0.45] * 3, *[0.5] * 3]), GateConfig()).promote  # as much is gained elsewhere
+    assert decide(pairs([*[0.02] * 57, *[-0.09] * 3]), GateConfig()).promote  # `max_worse`
+    assert decide(scores, GateConfig(margin=-0.4)).promote  # a loss that the margin allows
 
 
 def test_turns_of_one_scenario_do_not_count_as_independent():
@@ -68,7 +123,7 @@ def test_an_equal_candidate_is_rarely_promoted():
 
 
 def test_a_margin_must_be_beaten_by_the_bound():
-    scores = pairs([0.1] * 20)
+    scores = pairs([0.1] * 30)
     assert decide(scores, GateConfig(margin=0.05)).promote
     assert not decide(scores, GateConfig(margin=0.15)).promote
 
@@ -107,6 +162,19 @@ def test_users_who_just_arrived_have_no_say():
     shared = make_group(*run_of("fresh", "d").trajectories, *run_of("known", "d").trajectories, scenario="d")
     (turn,) = held_out_turns([shared], scenarios=9, turns_per_scenario=1, seed=1, without=frozenset({"fresh"})).turns
     assert turn.info is not None and turn.info.user_id == "known"
+
+
+def test_a_scenario_speaks_for_one_user():
+    theirs = [
+        make_group(
+            *(run_of(user, f"q{n}").trajectories[0] for user in ("ann", "bob", None)), key=f"g{n}", scenario=f"q{n}"
+        )
+        for n in range(4)
+    ]
+    held_out = held_out_turns(theirs, scenarios=9, turns_per_scenario=2, seed=1)
+    assert held_out.user_of == {"q3": "ann", "q2": "bob", "q1": "ann", "q0": "bob"}
+    assert all({info.user_id for info in held_out.runs[key]} == {user} for key, user in held_out.user_of.items())
+    assert held_out_turns([run_of(None, "a")], scenarios=9, turns_per_scenario=2, seed=1).user_of == {"a": None}
 
 
 def test_one_user_makes_up_no_more_than_a_share_of_what_is_asked():
@@ -150,6 +218,9 @@ def test_the_judge_is_not_told_who_answered():
         {"margin": 1.0},
         {"orders": 3},
         {"max_worse": -0.1},
+        {"worst_share": 1.1},
+        {"min_users": 0},
+        {"max_scenarios": 29},
         {"max_user_share": math.nan},
         {"samples": 0},
     ],

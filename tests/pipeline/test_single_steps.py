@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import ConfigError, EngineError, StoreError
-from art_patch.gate import Verdict
+from art_patch.gate import GateConfig, Verdict
 from art_patch.pipeline import evaluate
 from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.store import Store
@@ -55,8 +55,9 @@ def ledger(store: Store) -> Store:
 def compared(
     store: Store, directory: Path, policy: str, against: str | None = None, *, engine: Any = None
 ) -> tuple[str, Verdict]:
+    config = CycleConfig(gate=GateConfig(min_scenarios=COUNT))
     return evaluate(
-        store, engine or LoadingEngine(says), RuledJudge(rates), directory / "adapters", CycleConfig(), policy, against,  # type: ignore[arg-type]
+        store, engine or LoadingEngine(says), RuledJudge(rates), directory / "adapters", config, policy, against,  # type: ignore[arg-type]
         who="test", progress=lambda *_: None, now=9.0,
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ CONFIG = CycleConfig(
     defence=DefenceConfig(planted_share=0),  # a judge that likes short answers likes empty ones, too
     train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
     # A random model learns nothing here but to collapse.
-    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None),
+    gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None, worst_share=0),
 )
 
 

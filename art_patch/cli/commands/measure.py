@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import formats, insights, pipeline, rewards, trackers
+from art_patch import formats, gate, insights, pipeline, rewards, trackers
 from art_patch.cli import options, output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
@@ -250,7 +250,7 @@ def evaluate(
             replay=replays.config(settings),
             checks=rewards.load_checks(settings.checks),
             combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
-            gate=suite.gate_config(),
+            gate=suite.gate_config(settings),
         )
         judge = judging.limited_judge(settings)
         engine = find_engine(settings, opened.ledger)
@@ -279,7 +279,7 @@ def say_comparison(facts: dict[str, Any]) -> None:
             (policy, f"{metrics['candidate']:.3f}"),
             (other, f"{metrics['champion']:.3f}"),
             ("difference", f"{metrics['difference']:+.3f}"),
-            ("at least", f"{metrics['lower_bound']:+.3f} with {metrics['config']['level']:.0%} confidence"),
+            ("at least", f"{metrics['lower_bound']:+.3f}, wrong at most {gate.once_in(metrics['config']['level'])}"),
         ]
     if metrics["judge"] is not None:
         rows.append(("judge", f"{metrics['judge']}, rubric {metrics['rubric']}, {metrics['judge_calls']} calls"))

@@ -62,9 +62,11 @@ class Suite:
         Option("File of prompts that no candidate may get worse at: JSON lines with messages and tools.", env=True),
     ] = None
 
-    def gate_config(self) -> gate.GateConfig:
+    def gate_config(self, settings: Settings) -> gate.GateConfig:
         """Return the gate's settings with the prompts of the suite; without prompts if no file was given."""
-        return gate.GateConfig(suite=gate.read_suite(self.suite) if self.suite else ())
+        least = settings.gate_scenarios
+        config = gate.GateConfig(suite=gate.read_suite(self.suite) if self.suite else ())
+        return replace(config, min_scenarios=least, max_scenarios=max(least, config.max_scenarios))
 
 
 @command
@@ -99,7 +101,7 @@ def retrain(
         resample=resampling if resampling.samples else None,
         # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
         train=replace(train, loss=loss, advantage_scale="none" if loss.name == "dr_grpo" else "group"),
-        gate=suite.gate_config(),
+        gate=suite.gate_config(settings),
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,
         canary=canary_config(settings),

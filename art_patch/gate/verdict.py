@@ -1,0 +1,146 @@
+"""The gate's verdict: is the candidate better than the champion on the held-out scenarios, and what proves it?
+
+In: the judge's scores of both policies on the same turns. Out: a verdict with its reason and metrics. Pure.
+
+- **Superiority test.** The null hypothesis is that the candidate is better than the champion by at most `margin`. The
+  candidate wins if the lower confidence bound of the mean difference (`lower_bound`) lies above `margin`.
+- **Worst scenarios.** A candidate that is a little better on most scenarios and ruins the others can win that test by
+  chance, because few of the ruined ones are asked. So it must not lose more in the worst scenarios than it gains in as
+  many, the best ones. For two policies that are equal, both are alike.
+- **Cannot decide.** With too few scenarios the gate cannot decide. With too few users it cannot decide either, whatever
+  it sees: users differ, and few of them say nothing about the others. A canary can (`Verdict.needs_canary`).
+- **Fails closed.** A score that is not finite, or a tie of the policies, rejects the candidate.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from art_patch.gate.paired_test import (
+    NO_USERS,
+    TIE,
+    Finding,
+    GateConfig,
+    Pair,
+    fewest,
+    lower_bound,
+    mean,
+    means_of,
+    once_in,
+    scenario_means,
+    scenarios_needed,
+    units_of,
+)
+from art_patch.types import JSON
+
+# A reason names so many scenarios; keys may be as long as a prompt.
+_NAMED, _KEY_CHARS = 5, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the candidate wins the gate, with the reason as a sentence and the metrics behind it."""
+
+    promote: bool
+    reason: str
+    metrics: JSON
+    # It wins on the scenarios of the users who are known, who are too few to stand for all; a canary may decide.
+    needs_canary: bool = False
+
+
+def decide(
+    scores: Iterable[Pair], config: GateConfig, *, user_of: Mapping[str, str | None] = NO_USERS, seed: int = 0
+) -> Verdict:
+    """Decide from both policies' scores of each turn whether the candidate wins.
+
+    `user_of` has the users of the scenarios; a scenario without one stands for itself. `seed` draws the subsets of the
+    bound.
+    """
+    pairs = list(scores)
+    for key, ours, theirs in pairs:
+        if not (math.isfinite(ours) and math.isfinite(theirs)):
+            return Verdict(False, f"a score of scenario {_short(key)} is not finite", {"scenarios": 0})
+    by_scenario = scenario_means(pairs)
+    units, users = units_of(by_scenario, user_of), len({user_of.get(key) for key in by_scenario} - {None})
+    count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
+    metrics: dict[str, Any] = {"scenarios": count} | ({"users": users} if users else {})
+    if count < least:
+        metrics["more_needed"] = least - count
+        words = f"cannot decide: {count} held-out scenarios; {least - count} more are needed, because fewer hardly "
+        return Verdict(False, words + "ever show a task that the candidate ruins", metrics)
+    # Units are users, and scenarios whose users are not known.
+    too_few = len(set(units)) < max(config.min_users if users else 1, fewest(config.level))
+    differences = {key: ours - theirs for key, (ours, theirs) in by_scenario.items()}
+    values = list(differences.values())
+    bound = lower_bound(values, config.level, units=None if too_few else units, seed=seed)
+    metrics["candidate"], metrics["champion"] = means_of(by_scenario.values())
+    metrics |= {"difference": mean(values), "lower_bound": bound}
+    # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
+    wins = bound > config.margin + TIE
+    if all(abs(difference) <= TIE for difference in values):
+        tie = f"a tie: both score alike on each of {count} held-out scenarios, not above the margin"
+        return Verdict(False, tie, metrics)
+    needed = None if wins else scenarios_needed(values, config.margin, config.level, units=None if too_few else units)
+    if needed is not None:
+        metrics["more_needed"] = needed - count
+    reason = _reason(metrics, config, wins)
+    ruined, words = _ruined(differences, config)
+    if ruined:
+        metrics["ruined"] = ruined
+        reason = f"{reason}; {'but' if wins else 'besides,'} {words}"
+    if too_few:
+        metrics["users_needed"] = config.min_users
+        reason = (
+            f"cannot decide: the scenarios come from {users} user{'s' * (users > 1)}, at least {config.min_users} are "
+            f"needed to speak for others, so a canary must decide (--promotion canary); for these alone: {reason}"
+        )
+    passed = wins and not ruined
+    return Verdict(passed and not too_few, reason, metrics, needs_canary=passed and too_few)
+
+
+def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict; if a check failed, it becomes a rejection whose reason names every failed check."""
+    failed = [finding.words for finding in findings if not finding.passed]
+    if not failed:
+        return verdict
+    lead = "it wins, but" if verdict.promote else "besides,"
+    reason = f"{verdict.reason}; {lead} {'; '.join(failed)}"
+    return replace(verdict, promote=False, needs_canary=False, reason=reason)
+
+
+def _ruined(differences: Mapping[str, float], config: GateConfig) -> tuple[list[str], str]:
+    """Return the worst scenarios, the worst first, and a sentence on them, if the candidate loses too much there."""
+    order = sorted(differences, key=lambda key: (differences[key], key))
+    some = math.ceil(config.worst_share * len(order) - 1e-9)
+    if not some:
+        return [], ""
+    loss, gain = (mean([differences[key] for key in its]) for its in (order[:some], order[-some:]))
+    # What a margin below 0 allows to lose is no ruin.
+    allowed = max(-config.margin, 0.0)
+    if -loss - allowed <= max(gain + allowed, config.max_worse) + TIE:
+        return [], ""
+    names = ", ".join(map(_short, order[: min(some, _NAMED)])) + (f" and {some - _NAMED} more" * (some > _NAMED))
+    return order[:some], f"it ruins some: {loss:+.3f} in its worst {some} scenarios ({names}), {gain:+.3f} in its best"
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= _KEY_CHARS else f"{key[: _KEY_CHARS - 3]}..."
+
+
+def _reason(metrics: JSON, config: GateConfig, wins: bool) -> str:
+    """Return the scores in words, and what they prove."""
+    margin, often = config.margin, once_in(config.level)
+    equal = "both were equal"
+    if margin:
+        equal = f"it were {'better' if margin > 0 else 'worse'} by {abs(margin):g}"
+    users = f" of {metrics['users']} users" if "users" in metrics else ""
+    words = (
+        f"scores {metrics['candidate']:.3f} against {metrics['champion']:.3f} "
+        f"on {metrics['scenarios']} held-out scenarios{users}, a difference of {metrics['difference']:+.3f}; "
+    )
+    if wins:
+        return f"{words}proven better: if {equal}, a result like this comes up at most {often}"
+    words += f"not proven better: if {equal}, a result like this comes up more than {often}"
+    more = metrics.get("more_needed")
+    return words if more is None else f"{words}; if it is as it looks, about {more} more scenarios would show it"
