@@ -23,9 +23,10 @@ from art_patch.errors import ArtPatchError, TrainingError
 from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
-from art_patch.rewards import rewards_G
+from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
+_WITHIN_NOISE = "the rewards of the siblings differ no more than the judge disagrees with itself"
 _EVALUATED = 64  # groups; each is computed once per evaluation
 _Rows: TypeAlias = "tuple[tuple[training.Row, ...], training.RowsReport]"
 
@@ -103,17 +104,17 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
 
 
 def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
-    """Return the answers that this job's update trains on, each with its advantage."""
+    """Return the answers that this job's update trains on, each with its advantage and weight."""
     # Read from the store again: the job holds rows of token ids, and not the calls and choices that they come from.
     config, found = job.config, list[TrainedRow]()
-    for group in job.groups:
+    for group, lesson in zip((group for group in job.groups if group.teaches), job.lessons, strict=True):
         siblings = {each.trajectory_id: each.example for each in group.siblings if each.example.rows}
-        for trajectory in run.store.read.trajectories(list(siblings)) if group.teaches else ():
+        for trajectory in run.store.read.trajectories(list(siblings)):
             answers = training.trained_answers(
                 trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
             )
-            advantage = siblings[trajectory.id].advantage
-            found += [TrainedRow(call, choice, trajectory.id, group.id, advantage) for call, choice in answers]
+            about = trajectory.id, group.id, siblings[trajectory.id].advantage, lesson.weight
+            found += [TrainedRow(call, choice, *about) for call, choice in answers]
     return tuple(found)
 
 
@@ -175,7 +176,7 @@ def make_job(
     config = run.config.train
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
     rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
-    made = _made(groups, rewards_of_groups, champion, config)
+    made = _made(run, champion, groups, rewards_of_groups)
     found = [each.group for each in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
     also = given_rows(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
@@ -186,6 +187,8 @@ def make_job(
     run.metrics["train"] = {
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
+        "within_noise": sum(reason == _WITHIN_NOISE for _, reason in put_aside.values()),
+        "reward_noise": max((each.noise for each in made), default=0.0),
         "mean_reward": mean_reward,
         "rows": asdict(sum((each.report for each in made), training.RowsReport())),
         "round_trips": round_trip_metrics(run, text),
@@ -223,14 +226,15 @@ class _Made(NamedTuple):
     group: training.TrainGroup
     report: training.RowsReport
     put_aside: tuple[str, str] | None
+    noise: float  # standard deviation of the judge's error in a reward of the group; 0 if it is not known
 
 
 def _made(
-    groups: Sequence[Group],
-    rewards_of_groups: Sequence[Sequence[float | None]],
-    champion: Policy,
-    config: training.TrainConfig,
+    run: Cycle, champion: Policy, groups: Sequence[Group], rewards_of_groups: Sequence[Sequence[float | None]]
 ) -> list[_Made]:
+    config, judges = run.config.train, noise_of_judges(run.store.evidence.second_passes())
+    noise = [reward_noise(group, judges, combination=run.config.combination) for group in groups]
+    kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
     of_siblings = [[_rows(each, champion, config) for each in group.trajectories] for group in groups]
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
@@ -239,9 +243,10 @@ def _made(
         [reward if rows else None for reward, (rows, _) in zip(rewards, siblings, strict=True)]
         for rewards, siblings in zip(rewards_of_groups, of_siblings, strict=True)
     ]
-    of_groups = training.advantages_of_groups(trained, config.advantage_scale)
+    of_groups = training.advantages_of_groups(trained, config.advantage_scale, noise=noise, kinds=kinds)
     made: list[_Made] = []
-    for group, siblings, rewards, advantages in zip(groups, of_siblings, trained, of_groups, strict=True):
+    each_group = zip(groups, kinds, of_siblings, trained, noise, of_groups, strict=True)
+    for group, kind, siblings, rewards, error, advantages in each_group:
         report = sum((its for _, its in siblings), training.RowsReport())
         examples = [
             training.Example(rows, advantage)
@@ -250,7 +255,7 @@ def _made(
         on_policy = (all(call.policy == start for call in each.calls) for each in group.trajectories)
         found = tuple(map(training.Sibling, (each.id for each in group.trajectories), examples, on_policy))
         why = _why_silent(rewards, siblings) if advantages is None else None
-        made.append(_Made(training.TrainGroup(group.id, found), report, why))
+        made.append(_Made(training.TrainGroup(group.id, found, kind), report, why, error))
     return made
 
 
@@ -268,7 +273,7 @@ def _rows(trajectory: Trajectory, champion: Policy, config: training.TrainConfig
 def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[training.TrainGroup, str]]:
     """Return the groups for the evaluation, each with the reason why it cannot be used, or an empty text."""
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
-    made = _made(groups, rewards_of_groups, champion, run.config.train)
+    made = _made(run, champion, groups, rewards_of_groups)
     return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 
@@ -280,9 +285,11 @@ def _evaluation_metrics(evaluated: Sequence[tuple[training.TrainGroup, str]]) ->
 
 
 def _why_silent(trained: Sequence[float | None], siblings: Sequence[_Rows]) -> tuple[str, str]:
-    """Return the state and reason of a group without advantages: equal rewards, or fewer than two trained siblings."""
-    if sum(reward is not None and math.isfinite(reward) for reward in trained) > 1:
-        return "dead", "all siblings that are trained were scored alike"
+    """Return the state and reason of a group without advantages: alike rewards, or fewer than two trained siblings."""
+    scored = [reward for reward in trained if reward is not None and math.isfinite(reward)]
+    if len(scored) > 1:
+        alike = max(scored) - min(scored) < training.TOLERANCE
+        return "dead", "all siblings that are trained were scored alike" if alike else _WITHIN_NOISE
     if all(rows for rows, _ in siblings):
         return "dead", "not scored"
     left_out = sum((Counter(report.left_out) for rows, report in siblings if not rows), Counter[str]())

@@ -9,7 +9,7 @@ is for users of OpenPipe ART. `defences` looks for signs that the judge was fool
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks
 from art_patch.rewards.combine import (
     COMBINED, PEOPLE, REWARD_NAME, REWARD_SOURCES, RULER, SCORE_NAME, SCORE_SOURCE, Combination, disagreement,
-    kept_scores, newest, rewards_G, satisfaction_G, with_scores,
+    kept_scores, newest, noise_of_judges, reward_noise, rewards_G, satisfaction_G, with_scores,
 )
 from art_patch.rewards.criteria import load_combination
 from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch

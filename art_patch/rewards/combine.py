@@ -11,7 +11,7 @@ is the one that comes later in the trajectory's `scores`. A score that is not a 
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from numbers import Real
@@ -19,7 +19,7 @@ from typing import Any
 
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError
-from art_patch.types import Group, Score, Trajectory
+from art_patch.types import Group, Judgement, Score, Trajectory
 
 # Name and source of the judge's scores.
 SCORE_NAME = "ruler"
@@ -178,6 +178,40 @@ def rewards_G(
     if wrong := [reward for reward in rewards if reward is not None and not math.isfinite(reward)]:
         raise ConfigError(f"reward {combination.name!r} gave {wrong[0]}; give a finite number, or None for none")
     return rewards
+
+
+def noise_of_judges(second_passes: Iterable[Judgement]) -> dict[tuple[str, str], float]:
+    """Return the standard deviation of the error in a judge's score, by (judge, rubric), from groups judged twice."""
+    sums: dict[tuple[str, str], tuple[float, int]] = {}
+    for each in second_passes:
+        if "noise" in each.facts:
+            squares, degrees = sums.get((each.judge, each.rubric), (0.0, 0))
+            more = each.facts["siblings"] - 1
+            sums[each.judge, each.rubric] = squares + more * each.facts["noise"] ** 2, degrees + more
+    return {key: math.sqrt(squares / degrees) for key, (squares, degrees) in sums.items() if degrees}
+
+
+def reward_noise(group: Group, noise: Mapping[tuple[str, str], float], *, combination: Combination = RULER) -> float:
+    """Return how far a reward of this group is off (root mean square) if the judge's scores are off by their `noise`.
+
+    `noise` is as `noise_of_judges` returns it. The rule is applied again to scores that are moved by it, so a reward
+    that does not depend on the judge has noise 0.
+    """
+    moved = replace(group, trajectories=tuple(_moved(each, noise) for each in group.trajectories))
+    if moved == group:
+        return 0.0
+    both = zip(*(rewards_G(each, combination=combination) for each in (group, moved)), strict=True)
+    changes = [(after - before) ** 2 for before, after in both if before is not None and after is not None]
+    return math.sqrt(math.fsum(changes) / len(changes)) if changes else 0.0
+
+
+def _moved(trajectory: Trajectory, noise: Mapping[tuple[str, str], float]) -> Trajectory:
+    def move(score: Score) -> Score:
+        by = noise.get((score.judge or "", score.rubric or ""), 0.0) if score.source == SCORE_SOURCE else 0.0
+        # Towards the middle: a score outside of 0..1 would be none.
+        return replace(score, value=score.value + (by if score.value < 0.5 else -by)) if by else score
+
+    return replace(trajectory, scores=tuple(map(move, trajectory.scores)))
 
 
 def criterion_scores(group: Group, criteria: Sequence[Criterion], *, now: float | None = None) -> tuple[Score, ...]:

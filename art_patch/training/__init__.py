@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from art_patch.training.data.rows import Row, RowsReport, rows_and_report, trained_answers
     from art_patch.training.data.supervised import Pair, demonstrations, preferences
     from art_patch.training.kernels.families import Family, family_of
-    from art_patch.training.loop.job import Sibling, TrainGroup, TrainJob, read_job
+    from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.loading import require_machine, require_servable
     from art_patch.training.loop.update import run_job
-    from art_patch.training.losses.loss_config import LossConfig, LossName, advantages_of_groups
+    from art_patch.training.losses.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups
 else:
     __getattr__ = lazily()

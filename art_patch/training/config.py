@@ -66,7 +66,8 @@ class TrainConfig:
         reference: The policy from which a KL term keeps the trained policy from moving far, if `loss.kl_coefficient` is
             not 0. "base" preserves the general abilities of the base model, "champion" keeps each single update small.
         advantage_scale: The spread by which the difference between a reward and its group's mean is divided, see
-            `advantages_of_groups`. The loss `dr_grpo` was proposed with "none".
+            `advantages_of_groups`. With "group", siblings that hardly differ are pushed as far apart as others. The
+            loss `dr_grpo` was proposed with "none".
         imitate_from: Before the training on groups, imitate corrections, and upstream's answers in runs of at least
             this reward (default: off). See `demonstrations`.
         prefer_from: Before the training on groups, learn preferences (DPO) from corrections, and from siblings whose
@@ -128,7 +129,7 @@ class TrainConfig:
     ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Reference = "base"
-    advantage_scale: Scale = "group"
+    advantage_scale: Scale = "batch"
     imitate_from: Annotated[float | None, _or_none(limits.NUMBER, "to imitate nothing"), Option()] = None
     prefer_from: Annotated[float | None, _or_none(limits.ABOVE_0, "to prefer nothing"), Option()] = None
     rehearse_from: Annotated[float | None, _or_none(limits.NUMBER, "to rehearse nothing"), Option()] = None

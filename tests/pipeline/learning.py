@@ -33,7 +33,10 @@ class Learning:
             self.store, nobody, config, lambda stage, done, total, note="": None, 100.0, nobody, self.adapters, "test"
         )
 
-    def group(self, key: str, *siblings: tuple[float | None, Sequence[Call]], state: str = "scored") -> Group:
+    def group(
+        self, key: str, *siblings: tuple[float | None, Sequence[Call]], state: str = "scored",
+        how: str = "same_task",
+    ) -> Group:  # fmt: skip
         """Keep a group of runs; each has calls, and a reward if it was scored."""
         for number, (reward, calls) in enumerate(siblings):
             run = f"{key}-{number}"
@@ -41,7 +44,7 @@ class Learning:
             scores = [] if reward is None else [Score(new_id(), run, "reward", reward, "user", 1.0)]
             self.store.write([TrajectoryInfo(run, 1.0), *mine, *scores])
         runs = self.store.read.trajectories([f"{key}-{number}" for number in range(len(siblings))])
-        group = Group(key, f"task:{key}", "same_task", runs)
+        group = Group(key, f"task:{key}", how, runs)
         self.store.ledger.add_groups([group], state=state, now=1.0)
         return group
 

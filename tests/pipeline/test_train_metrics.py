@@ -19,9 +19,9 @@ from art_patch.pipeline.train_given import base_text, round_trip_metrics
 from art_patch.pipeline.train_policy import make_job
 from art_patch.rewards import Judge
 from art_patch.serving.embedded.text import PromptEncoder
-from art_patch.training import TrainJob
+from art_patch.training import LossConfig, TrainJob
 from art_patch.training.data.rows import TRUNCATED
-from art_patch.types import Call
+from art_patch.types import Call, Judgement, Score
 from tests.pipeline.learning import Learning, answered
 from tests.support.cycles import RESAMPLING, TRAINING, Place, die_after, reward, rewarded_traffic, upstream_traffic
 from tests.support.factory import make_call, make_trajectory
@@ -217,7 +217,7 @@ def test_what_teaches_nothing_but_for_an_answer_that_is_not_trained_is_put_aside
     learning.group("fine", (1.0, [UPSTREAM]), (0.5, [better]), (0.0, [worse]), (None, [worse]))
     learning.group("no score", (1.0, [UPSTREAM]), (0.5, [better]), (None, [worse]))
     learning.group("old", (1.0, [TOO_OLD]), (0.5, [better]))
-    job, metrics = job_of(learning)
+    job, metrics = job_of(learning, advantage_scale="group")
     assert job is not None
     assert (job.group_ids, metrics["groups"], metrics["dead_groups"]) == (("fine",), 5, 1)
     assert advantages(job) == pytest.approx([0.0, 0.5**0.5, -(0.5**0.5), 0.0], abs=1e-3)
@@ -227,6 +227,46 @@ def test_what_teaches_nothing_but_for_an_answer_that_is_not_trained_is_put_aside
         ("no score", "stale", "answered by upstream"),
         ("old", "stale", "not sampled within 2 steps of the champion"),
     ]
+
+
+def judged(learning: Learning, key: str, *values: float) -> None:
+    group = learning.group(key, *((None, [answered((1,), (n + 2,))]) for n in range(len(values))))
+    learning.store.write([
+        Score(f"{run.id}-s", run.id, "ruler", value, "ruler", 1.0, group_id=key, judge="j", rubric="r")
+        for run, value in zip(group.trajectories, values, strict=True)
+    ])  # fmt: skip
+
+
+def test_rewards_that_differ_no_more_than_the_judge_disagrees_with_itself_teach_nothing(learning: Learning):
+    judged(learning, "far", 0.1, 0.9, 0.5)
+    judged(learning, "near", 0.50, 0.54, 0.52)
+    learning.group("near, from users", *((value, [answered((1,), (2,))]) for value in (0.50, 0.54, 0.52)))
+    job, metrics = job_of(learning)
+    assert job is not None
+    assert (len(job.group_ids), metrics["reward_noise"], metrics["within_noise"]) == (3, 0.0, 0)
+    told = Judgement("p", "g", 1.0, "j", "r", "second pass", "ok", facts={"noise": 0.015, "siblings": 4})
+    learning.store.ledger.add_judgement(told)
+    job, metrics = job_of(learning)
+    assert job is not None
+    assert (job.group_ids, metrics["within_noise"], metrics["dead_groups"]) == (("far", "near, from users"), 1, 1)
+    assert metrics["reward_noise"] == pytest.approx(0.015)
+    assert groups_put_aside(learning) == [
+        ("near", "dead", "the rewards of the siblings differ no more than the judge disagrees with itself")
+    ]
+
+
+def test_single_turns_have_a_batch_and_a_weight_of_their_own(learning: Learning):
+    runs = [(0.0, [answered((1,), (2,) * 9)]), (1.0, [answered((1,), (3,) * 9)])]
+    turns = [(0.1, [answered((1,), (2,))]), (0.0, [answered((1,), (3,) * 2)])]
+    learning.group("run", *runs)
+    learning.group("turn", *turns, how="resampled")
+    job, _ = job_of(learning)
+    assert job is not None
+    assert advantages(job) == pytest.approx([a / 2**0.5 for a in (-1, 1, 1, -1)], abs=2e-3)
+    assert [lesson.weight for lesson in job.lessons] == pytest.approx([21 / 36, 21 / 6])
+    mean, _ = job_of(learning, loss=LossConfig("grpo"))
+    assert mean is not None
+    assert [lesson.weight for lesson in mean.lessons] == [1.0, 1.0]
 
 
 def test_upstreams_answer_is_imitated_and_told_apart_though_nothing_is_compared_with_it(learning: Learning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,9 @@ import pytest
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, make_tasks, run_tool
 from art_patch.errors import JudgeError
-from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, judge_batch
+from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, judge_batch, noise_of_judges
 from art_patch.trajectories import transcript
-from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Choice, Group, Judgement, Score, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import PLEAS
 from tests.support.ruled_judge import Fake, said
 
@@ -101,6 +102,27 @@ def test_a_judge_that_goes_by_place_is_quarantined_where_it_was_asked_twice():
     result = judge_batch(batch(5), Fake(by_place), DefenceConfig(double_share=1.0, planted_share=0.0), seed=0)
     assert result.quarantined.keys() == {f"g{n}" for n in range(5)} and result.scores == ()
     assert result.agreement == 0.0 and "disagreed with itself on 5 of 5" in result.alarms[0]
+
+
+def test_how_far_both_passes_are_apart_is_noted_where_they_agree():
+    def noisy(trajectory: Trajectory, order: str) -> float:
+        if order == "reversed" and trajectory.id.startswith("g1"):
+            return 1 - number(trajectory)
+        return number(trajectory) + (0.1 if order == "reversed" and trajectory.id.endswith("0") else 0.0)
+
+    kept: list[Judgement] = []
+    config = DefenceConfig(double_share=1.0, planted_share=0.0)
+    result = judge_batch(batch(3), Fake(noisy), config, seed=0, on_judgement=kept.append)
+    assert result.quarantined.keys() == {"g1"}
+    assert [(each.purpose, each.facts.keys()) for each in kept[:3]] == [("score", {"order"})] * 3
+    facts = {each.group_id: each.facts for each in kept[3:]}
+    assert facts["g1"].keys() == {"order"}  # it is quarantined, and nothing is trained on it
+    expected = math.sqrt(0.1**2 / 3 / 2)  # variance of (.1, 0, 0) is .1^2 / 3, of two errors
+    assert [(facts[name]["noise"], facts[name]["siblings"]) for name in ("g0", "g2")] == [
+        (pytest.approx(expected), 3)
+    ] * 2
+    assert noise_of_judges(kept) == {("fake", "r"): pytest.approx(expected)}
+    assert noise_of_judges([]) == {}
 
 
 def test_the_mean_of_both_passes_is_the_score():

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from art_patch.rewards import rewards_G
+import pytest
+
+from art_patch.rewards import Combination, load_combination, reward_noise, rewards_G, with_scores
 from art_patch.types import Group, Score
 
 
@@ -45,3 +47,20 @@ def test_scores_stored_with_the_trajectories_count(groups_of: Callable[..., list
     stored = replace(group, trajectories=(replace(first, scores=(score(0, 0.7),)), second))
     assert rewards_G(stored) == (0.7, None)
     assert rewards_G(stored, [score(1, 0.2)]) == (0.7, 0.2)
+
+
+def test_only_what_the_judge_said_is_noisy(groups_of: Callable[..., list[Group]]) -> None:
+    (group,) = groups_of(1, siblings=2)
+    noise = {("j", "r"): 0.04}
+    judged = [replace(score(i, value), judge="j", rubric="r") for i, value in enumerate((0.0, 1.0))]
+    given = [score(i, 0.5, name="reward", source="user", group=None) for i in range(2)]
+    assert reward_noise(with_scores(group, judged), noise) == pytest.approx(0.04)
+    assert reward_noise(with_scores(group, [*judged, *given]), noise) == 0.0
+    assert reward_noise(with_scores(group, judged), {("another", "r"): 0.04}) == 0.0
+    assert reward_noise(with_scores(group, judged), {}) == 0.0
+    # of one sibling alone: the root mean square over both
+    assert reward_noise(with_scores(group, [*judged, given[0]]), noise) == pytest.approx(0.04 / 2**0.5)
+    half = load_combination("criteria", criteria="accuracy=1,completeness=1,efficiency=0,satisfaction=0")
+    assert reward_noise(with_scores(group, judged), noise, combination=half) == pytest.approx(0.02)
+    constant = Combination("m:f", lambda group: (0.5,) * len(group.trajectories))
+    assert reward_noise(with_scores(group, judged), noise, combination=constant) == 0.0

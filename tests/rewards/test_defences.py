@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from art_patch.rewards.defences.suspicion import (
     caps,
     flags,
     length_correlation,
+    noise,
     pairwise_agreement,
     plant,
     shared_count,
@@ -90,6 +92,16 @@ def test_a_reversed_ranking_and_a_large_difference_are_named_and_a_shift_is_neit
     assert "pairs" in (why_disagreed([0.1, 0.5, 0.9], [0.9, 0.5, 0.1], CONFIG) or "")
     assert "differ by" in (why_disagreed([0.0, 0.1, 1.0], [0.0, 0.9, 1.0], CONFIG) or "")
     assert why_disagreed([0.1, 0.3, 0.5], [0.5, 0.7, 0.9], CONFIG) is None
+
+
+def test_noise_by_hand_and_of_many_scores():
+    # apart by .1 and -.1 after the shift: variance .02, of two errors
+    assert noise((0.6, 0.4), (0.7, 0.7)) == pytest.approx(math.sqrt(0.02 / 2))
+    assert noise((0.5, 0.9), (0.6, 1.0)) == pytest.approx(0.0)
+    assert noise((0.5,), (0.9,)) == 0.0
+    rng = random.Random(1)
+    passes = [[0.5 + rng.gauss(0, 0.02) for _ in range(4_000)] for _ in range(2)]
+    assert noise(*passes) == pytest.approx(0.02, rel=0.05)
 
 
 def test_identical_siblings_agree_whatever_they_get():

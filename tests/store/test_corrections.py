@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from art_patch.rewards import PEOPLE, disagreement
 from art_patch.rewards.combine import Disagreement
 from art_patch.store import Filter, Store
-from art_patch.types import Correction, Group, Policy, Score
+from art_patch.types import Correction, Group, Judgement, Policy, Score
 from tests.support.postgres import Execute
 from tests.support.store_samples import call, info
 
@@ -67,6 +68,17 @@ def test_erasing_takes_corrections_and_the_judgements_of_groups_that_end(store: 
     noted = json.loads(detail) if isinstance(detail, str) else detail
     assert (noted["corrections"], noted["judgements"]) == (3, 2)
     assert store.verify() == []
+
+
+def test_the_newest_second_passes_of_the_judge_are_read(store: Store):
+    def asked(key: str, at: float, purpose: str = "second pass", state: Any = "ok") -> Judgement:
+        return Judgement(key, f"g-{key}", at, "judge", "r", purpose, state, facts={"noise": at, "siblings": 3})
+
+    made = [asked("a", 1.0), asked("b", 3.0), asked("c", 2.0)]
+    for each in [*made, asked("d", 9.0, "score"), asked("e", 9.0, state="failed")]:
+        store.ledger.add_judgement(each)
+    assert store.evidence.second_passes() == (made[1], made[2], made[0])
+    assert store.evidence.second_passes(limit=1) == (made[1],)
 
 
 def test_a_correction_that_comes_after_the_erasure_can_be_erased_too(store: Store, execute: Execute):

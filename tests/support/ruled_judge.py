@@ -8,7 +8,7 @@ from typing import Any
 from art_patch.errors import JudgeError
 from art_patch.rewards import JudgeReport
 from art_patch.trajectories import transcript
-from art_patch.types import Group, Score, Trajectory
+from art_patch.types import Group, Judgement, Score, Trajectory
 
 Rule = Callable[[Trajectory, str], float]
 
@@ -47,6 +47,9 @@ class Fake:
                 scores += given
                 if on_scored:
                     on_scored(group, given, None)
+                if on_judgement:
+                    key = f"{group.id} {purpose}"
+                    on_judgement(Judgement(key, group.id, 1.0, "fake", "r", purpose, "ok", facts={"order": order}))
             if progress:
                 progress(done, len(groups))
         if groups and not scores:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.training import advantages_of_groups
-from art_patch.training.losses.loss_config import Scale
+from art_patch.training.losses.loss_config import Scale, weights_of_kinds
 
 SCALES: tuple[Scale, ...] = ("group", "batch", "none")
 
@@ -55,6 +55,28 @@ def test_an_unscored_sibling_has_no_advantage_and_does_not_move_the_others(scale
         (0.0, *scored[1]),
         None,
     )
+
+
+def test_a_spread_within_the_noise_of_the_rewards_teaches_nothing():
+    near, far = [0.5, 0.5, 0.5, 0.6], [0.5, 0.5, 0.5, 0.9]  # standard deviations .05 and .2
+    assert [a is None for a in advantages_of_groups([near, far], noise=[0.02, 0.02])] == [False, False]
+    assert [a is None for a in advantages_of_groups([near, far], noise=[0.03, 0.03])] == [True, False]
+    assert [a is None for a in advantages_of_groups([near, near], noise=[0.03, 0.0])] == [True, False]
+
+
+def test_each_kind_of_group_is_a_batch_of_its_own():
+    runs, turns = [[1.0, 0.0], [0.5, 0.0]], [[0.1, 0.0], [0.3, None]]
+    mixed = [runs[0], turns[0], runs[1], turns[1]]
+    apart = [*advantages_of_groups(runs, "batch"), *advantages_of_groups(turns, "batch")]
+    kinds = ["run", "turn", "run", "turn"]
+    assert advantages_of_groups(mixed, "batch", kinds=kinds) == (apart[0], apart[2], apart[1], apart[3])
+
+
+def test_each_kind_has_the_share_of_the_loss_that_it_has_of_the_trajectories():
+    weights = weights_of_kinds(["run", "turn", "run"], [4_000, 240, 2_000], [4, 4, 4])
+    assert weights == pytest.approx((2 / 3 * 6_240 / 6_000, 1 / 3 * 6_240 / 240, 2 / 3 * 6_240 / 6_000))
+    assert weights_of_kinds(["turn", "turn"], [9, 30], [3, 2]) == (1.0, 1.0)
+    assert weights_of_kinds([], [], []) == ()
 
 
 def test_no_groups():

@@ -94,6 +94,14 @@ def test_a_bad_trajectory_far_from_the_policy_that_sampled_it_is_not_learned_fro
     assert all(gradient)
 
 
+def test_a_weight_is_a_factor_of_the_loss_and_of_what_it_is_divided_by():
+    batch = loss_input(on_policy(1.1, 0.9) + on_policy(0.95, advantage=-2.0, trajectory=1))
+    heavy = replace(batch, weight_N=torch.tensor([1.0, 1.0, 3.0], dtype=batch.logprob_N.dtype), tokens_in_step=5.0)
+    loss, metrics = policy_loss(heavy, LossConfig())
+    assert loss.item() == same((-1.1 - 0.9 + 3 * 2 * 0.95) / 5)
+    assert metrics == policy_loss(batch, LossConfig())[1]
+
+
 def test_the_metrics_are_sums_over_tokens():
     tokens = [Token(-1.0, -1.0, -1.5, 1.0, 0, reference=-1.0), Token(-2.0, -2.0, -2.0, 1.0, 0, reference=-1.0)]
     batch = replace(loss_input(tokens), entropy_N=torch.tensor([0.25, 0.5]))

@@ -100,7 +100,7 @@ def retrain(
         replay=replays.config(settings),
         resample=resampling if resampling.samples else None,
         # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
-        train=replace(train, loss=loss, advantage_scale="none" if loss.name == "dr_grpo" else "group"),
+        train=replace(train, loss=loss, advantage_scale="none" if loss.name == "dr_grpo" else "batch"),
         gate=suite.gate_config(settings),
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,

@@ -20,7 +20,7 @@ from art_patch.rewards.defences import suspicion
 from art_patch.rewards.defences.suspicion import DefenceConfig
 from art_patch.rewards.judge.client import Usage, total
 from art_patch.rewards.judge.ruler import JudgeReport, OnJudgement, OnScored, Progress
-from art_patch.types import Group, Score
+from art_patch.types import Group, Judgement, Score
 
 # Group id -> trajectory id -> score.
 Values = dict[str | None, dict[str, float]]
@@ -77,7 +77,8 @@ def judge_batch(
         on_scored: receives the scores of each group of the first pass at once, before the defences are applied. Store
             them in case the process is killed, and train on the returned scores alone.
         on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score` or
-            `second pass`.
+            `second pass`. The `facts` of a second pass that agrees with the first have the judge's `noise` and the
+            number of `siblings` from which it was computed; `noise_of_judges` reads them.
 
     Raises:
         JudgeError: no group could be judged.
@@ -110,7 +111,10 @@ def judge_batch(
         raise failed  # the judge was asked about everything that the budget allows, and never answered
     # A group that was chosen for a second pass and got none stays unscored: half of a defence is no defence.
     twice = [group for group in twice if group.id not in first.unscored]
-    second, missing, _ = asking.try_about(twice, order="reversed", purpose="second pass")
+    noting = _NoiseNotes(_values_of(first.scores), config, on_judgement)
+    second, missing, _ = asking.try_about(
+        twice, order="reversed", purpose="second pass", on_scored=noting.keep, on_judgement=noting.note
+    )
     unscored = first.unscored | {name: f"second pass: {reason}" for name, reason in missing.items()}
     scored = [group for group in taken if group.id not in unscored]
     return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, config))
@@ -164,6 +168,37 @@ def _defend(
     )
 
 
+def _values_of(scores: Iterable[Score]) -> Values:
+    values: Values = {}
+    for score in scores:
+        values.setdefault(score.group_id, {})[score.trajectory_id] = score.value
+    return values
+
+
+@dataclass
+class _NoiseNotes:
+    """Adds to the record of a group's second pass how far its scores are from those of the first pass."""
+
+    first: Values
+    config: DefenceConfig
+    on_judgement: OnJudgement | None
+    second: Values = field(default_factory=Values)
+
+    def keep(self, group: Group, scores: Sequence[Score], _usage: object) -> None:
+        self.second |= _values_of(scores)
+
+    def note(self, judgement: Judgement) -> None:
+        if self.on_judgement is None:
+            return
+        again = self.second.get(judgement.group_id, {})
+        values = [self.first[judgement.group_id][name] for name in again]
+        # A quarantined group is never trained on, so its disagreement says nothing about the rewards that are.
+        if again and suspicion.why_disagreed(values, list(again.values()), self.config) is None:
+            found = {"noise": suspicion.noise(values, list(again.values())), "siblings": len(again)}
+            judgement = replace(judgement, facts={**judgement.facts, **found})
+        self.on_judgement(judgement)
+
+
 def _score(given: Score, value: float, cap: float | None, reason: str) -> Score:
     if cap is None:
         return replace(given, value=value)
@@ -185,7 +220,7 @@ class _Asking:
     def about(self, groups: Sequence[Group], **how: Any) -> JudgeReport:
         before, progress, self.done = self.done, self.progress, self.done + len(groups)
         step: Progress | None = None if progress is None else lambda done, _: progress(before + done, self.total)
-        report = self.judge.score_groups(groups, on_judgement=self.on_judgement, progress=step, **how)
+        report = self.judge.score_groups(groups, progress=step, **({"on_judgement": self.on_judgement} | how))
         self.reports.append(report)
         return report
 
@@ -197,10 +232,7 @@ class _Asking:
             report = self.about(groups, **how)
         except JudgeError as error:  # perhaps for these few groups alone; the first pass finds out if the judge is down
             return {}, {group.id: str(error) for group in groups}, error
-        values: Values = {}
-        for score in report.scores:
-            values.setdefault(score.group_id, {})[score.trajectory_id] = score.value
-        return values, report.unscored, None
+        return _values_of(report.scores), report.unscored, None
 
     def paid(self, result: JudgedBatch) -> JudgedBatch:
         """Return the result with the costs of all passes."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, takewhile
-from statistics import correlation, fmean, median, median_low
+from statistics import correlation, fmean, median, median_low, variance
 from typing import Any, cast
 
 from art_patch.errors import ConfigError
@@ -86,6 +86,15 @@ def why_disagreed(first: Sequence[float], second: Sequence[float], config: Defen
     if difference > config.max_difference:
         return f"judged in two orders, the scores differ by {difference:.2f} on average"
     return None
+
+
+def noise(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the standard deviation of the error in the scores of one pass, from two passes over the same siblings.
+
+    An error that a pass makes in all of its scores alike does not count, because advantages are differences.
+    """
+    apart = [a - b for a, b in zip(first, second, strict=True)]
+    return math.sqrt(variance(apart) / 2) if len(apart) > 1 else 0.0
 
 
 # --- flags ---

@@ -27,6 +27,7 @@ from art_patch.types import (
     ArmTraffic,
     Correction,
     Group,
+    Judgement,
     Score,
     Trajectory,
     TrajectoryInfo,
@@ -37,6 +38,7 @@ from art_patch.types import (
 LIMIT = 200_000
 
 _GROUPS = 1_000
+_SECOND_PASSES = 100  # enough to know a judge's noise within a few percent, and few enough to follow its changes
 
 # Scores in groups of these states are no evidence. While a judge works on a group, its scores are stored before the
 # defences have checked them (`formed`); scores of a quarantined group are not trusted.
@@ -114,6 +116,13 @@ class Evidence(Part):
         )
         with self._database.read() as connection:
             return tuple(connection.scalars(query))
+
+    def second_passes(self, *, limit: int = _SECOND_PASSES) -> tuple[Judgement, ...]:
+        """Return the newest judgements of groups that a judge was asked about a second time, newest first."""
+        j = tables.judgements
+        query = select(*tables.columns_of(j, Judgement)).where(j.c.purpose == "second pass", j.c.state == "ok")
+        with self._database.read() as connection:
+            return tuple(Judgement(*row) for row in connection.execute(query.order_by(j.c.at.desc()).limit(limit)))
 
     def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
         """Return the newest groups with user scores of these names and the judge's, to compare both; without calls."""

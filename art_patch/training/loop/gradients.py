@@ -18,6 +18,7 @@ from itertools import accumulate, compress, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -203,6 +204,7 @@ def _loss_of_lessons(
 
     `old` and `reference` are log-probabilities of each example, under the policy at the start and under the reference.
     """
+    weight_E = np.array([lesson.weight for lesson in lessons for _ in lesson.examples])
 
     def loss_of(pack: Pack, scored: Scored) -> tuple[Tensor, Sums]:
         def of(known: Sequence[Tensor]) -> Tensor:
@@ -218,8 +220,9 @@ def _loss_of_lessons(
                 recorded_N=recorded_N,
                 advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(like),
                 trajectory_N=torch.from_numpy(pack.example_N).to(like.device),
-                tokens_in_step=sum(lesson.tokens for lesson in lessons),
+                tokens_in_step=sum(lesson.tokens * lesson.weight for lesson in lessons),
                 trajectories_in_step=sum(lesson.trajectories for lesson in lessons),
+                weight_N=torch.from_numpy(weight_E[pack.examples_E][pack.example_N]).to(like),
                 reference_N=None if reference is None else of(reference),
                 entropy_N=scored.entropy_N,
             ),

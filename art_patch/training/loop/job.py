@@ -34,14 +34,17 @@ from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.data.supervised import Pair
-from art_patch.training.losses.loss_config import LossConfig
+from art_patch.training.losses.loss_config import LossConfig, weights_of_kinds
 from art_patch.types import JSON
 
 JOB = "job.safetensors"
-_FORMAT = 6  # raised when older files can no longer be read
+_FORMAT = 7  # raised when older files can no longer be read
 _FACTS = "art_patch"  # the JSON object's key in the header
 
 Arrays = Mapping[str, np.typing.NDArray[Any]]
+
+
+GroupKind = Literal["run", "turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class TrainGroup:
 
     id: str  # id of the group in the store
     siblings: tuple[Sibling, ...]  # the trajectories of the group with their advantages
+    kind: GroupKind = "run"  # whether the siblings are whole runs or answers to a single turn
 
     @property
     def teaches(self) -> bool:
@@ -75,6 +79,7 @@ class Lesson:
     on_policy: tuple[bool, ...]  # for each of them, whether the policy at the start of the update sampled all of it
     tokens: int  # number of sampled tokens in the rows of all siblings, also of those not in `examples`
     trajectories: int  # number of siblings that have a sampled token, also of those not in `examples`
+    weight: float = 1.0  # factor of the loss of its tokens, see `weights_of_kinds`
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +122,13 @@ class TrainJob:
     @property
     def lessons(self) -> tuple[Lesson, ...]:
         """A lesson (the loss's input) for each training group; groups with equal rewards are left out."""
-        return tuple(_lesson(group, self) for group in self.groups if group.teaches)
+        return _lessons(self.groups, self)
 
     @property
     def evaluated(self) -> tuple[Lesson, ...]:
         """Lessons of the evaluation groups, which are never trained on; none if `config.eval_steps` is `None`."""
         groups = () if self.config.eval_steps is None else self.evaluation
-        return tuple(_lesson(group, self) for group in groups if group.teaches)
+        return _lessons(groups, self)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
@@ -181,7 +186,8 @@ def read_job(directory: Path) -> TrainJob | None:
 
     def groups(written: Iterable[JSON]) -> tuple[TrainGroup, ...]:
         return tuple(
-            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"])) for group in written
+            TrainGroup(group["id"], tuple(sibling(key, own) for key, own in group["siblings"]), group["kind"])
+            for group in written
         )
 
     settings = facts["config"]
@@ -223,7 +229,8 @@ def _to_bytes(job: TrainJob) -> bytes:
 
 def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     return [
-        {"id": group.id, "siblings": [[each.trajectory_id, each.on_policy] for each in group.siblings]}
+        {"id": group.id, "kind": group.kind}
+        | {"siblings": [[each.trajectory_id, each.on_policy] for each in group.siblings]}
         for group in groups
     ]
 
@@ -299,6 +306,19 @@ class Step:
     last: bool  # whether this is the last step of its phase, or of the update
     items: tuple[int, ...]  # indices of the demonstrations, pairs or lessons (groups) that the step learns from
     rehearsed: tuple[int, ...] = ()  # indices into the job's `rehearsed` rows, which the step imitates as well
+
+
+def _lessons(groups: Sequence[TrainGroup], job: TrainJob) -> tuple[Lesson, ...]:
+    taught = [group for group in groups if group.teaches]
+    lessons = [_lesson(group, job) for group in taught]
+    if job.config.loss.loss.aggregation != "token_mean":
+        return tuple(lessons)  # the others weigh trajectories alike, whatever their lengths
+    weights = weights_of_kinds(
+        [group.kind for group in taught],
+        [lesson.tokens for lesson in lessons],
+        [lesson.trajectories for lesson in lessons],
+    )
+    return tuple(replace(lesson, weight=weight) for lesson, weight in zip(lessons, weights, strict=True))
 
 
 def _lesson(group: TrainGroup, job: TrainJob) -> Lesson:

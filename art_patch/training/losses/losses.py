@@ -55,8 +55,9 @@ class LossInput:
     recorded_N: Tensor  # log-probability under the policy that sampled the token, as it was recorded
     advantage_N: Tensor  # advantage of the token's trajectory
     trajectory_N: Tensor  # number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`
-    tokens_in_step: int  # number of sampled tokens in the whole optimizer step
+    tokens_in_step: float  # number of sampled tokens in the whole optimizer step; with `weight_N`, their weights' sum
     trajectories_in_step: int  # number of trajectories with a sampled token in the whole optimizer step
+    weight_N: Tensor | None = None  # factor of each token's loss, the KL term included; `None`: 1
     # Log-probability under the reference policy. Required if `kl_coefficient` is not 0. If it is given with coefficient
     # 0, the KL is computed for the metrics only.
     reference_N: Tensor | None = None
@@ -103,6 +104,8 @@ def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetri
     kl_N = _reference_kl_N(finite, terms, config)
     loss_N = torch.where(kept_N, surrogate.loss_N, 0.0) + config.kl_coefficient * kl_N
     divisor_N = _DIVISORS[config.loss.aggregation](finite, terms.trajectories, config.settings)
+    if finite.weight_N is not None:
+        loss_N = loss_N * finite.weight_N
     metrics = _metrics(finite, terms, surrogate, kept_N, kl_N)
     return (loss_N / divisor_N).sum(), replace(metrics, not_finite=len(batch.logprob_N) - len(finite.logprob_N))
 
