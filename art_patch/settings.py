@@ -168,6 +168,11 @@ class Settings(BaseModel):
     """Whether prompts with the same words are the same task even if system prompts or tools differ. By default a change
     of the system prompt makes each question a new task."""
 
+    holdout_users: bool = False
+    """Whether a fifth of the users, instead of a fifth of the tasks, is held out for the gate. A hash of the user id
+    decides. Runs of a task that users of both sides have are used on the side of the task's first user only. A run
+    without a user id is held out by its task. Set it from the start: earlier runs stay on their side."""
+
     embeddings: str | None = None
     """Embedding model that finds different wordings of one task. Default: tasks are compared by their words only. The
     model gets the first user message of each run. If it cannot be reached, only the words are compared, and of two

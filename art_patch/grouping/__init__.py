@@ -14,4 +14,6 @@ from art_patch.grouping.lone_runs import (
     REPLAYED, Replay, ReplayConfig, ResampleConfig, ResampleTurn, choose_comparisons, choose_replays, choose_turns,
     offer_of, turn_group,
 )
-from art_patch.grouping.scenario import given_scenario, is_held_out, scenario_of, task_key, task_of
+from art_patch.grouping.scenario import (
+    given_scenario, is_held_out, is_user_held_out, scenario_of, task_key, task_of,
+)

@@ -8,16 +8,30 @@ attempt becomes a trajectory of its own, with copies of the calls below its span
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from art_patch.grouping.embeddings import Embed, same_meaning
 from art_patch.grouping.lone_runs import can_be_asked_again, can_be_learned_from
-from art_patch.grouping.scenario import Task, digest, given_scenario, is_held_out, task_keys, task_of, tools_key
+from art_patch.grouping.scenario import (
+    Task,
+    digest,
+    first_keys,
+    given_scenario,
+    is_held_out,
+    is_user_held_out,
+    task_key,
+    task_keys,
+    task_of,
+    tools_key,
+)
 from art_patch.grouping.wording import Word, normalise
 from art_patch.trajectories import number_tool_calls
-from art_patch.types import Call, Group, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Group, KnownScenario, SpanInfo, Trajectory, TrajectoryInfo
+
+# Keys of wordings and scenarios -> where those belong that were seen before.
+Known = Callable[[Collection[str]], Mapping[str, KnownScenario]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Grouping:
     # `scenario_of` sees its text alone.
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     embeddings: str | None = None  # why the embedding model was not used, if there is one
+    # Wording key -> (scenario key, held out), of all texts. The caller must keep what is new, and pass it as `known`.
+    wordings: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, tuple[str, bool]])
 
 
 @dataclass(slots=True)
@@ -45,6 +61,7 @@ class _Scenario:
 
     key: str
     how: str
+    held_out: bool
     siblings: list[Trajectory] = field(default_factory=list[Trajectory])
     others: list[Trajectory] = field(default_factory=list[Trajectory])
 
@@ -56,9 +73,11 @@ def form_groups(
     min_size: int = 2,
     max_size: int = 16,
     holdout_share: float = 0.2,
+    holdout_users: bool = False,
     singles: bool = False,
     across: bool = False,
     embed: Embed | None = None,
+    known: Known = lambda keys: {},
 ) -> Grouping:
     """Put trajectories of one task into groups of siblings; report why other trajectories are in no group.
 
@@ -68,21 +87,32 @@ def form_groups(
         min_size: smallest number of siblings in a group; fewer wait for more.
         max_size: largest number of siblings in a group; more are split evenly: a judge ranks few better than many.
         holdout_share: share of the scenarios that is held out for the gate.
+        holdout_users: hold out this share of the users instead. A new scenario is on the side of the user of its oldest
+            run; the runs of users on the other side are left out. A run without a user is on its scenario's side, which
+            its key decides if no user does.
         singles: form a group of a held-out scenario even without siblings, because the gate needs its prompts only.
         across: ignore system prompts and tools: runs with the same words in the first user message have the same task.
         embed: returns one vector for each text (`embed_with`). Tasks whose vectors are similar enough count as one. If
             it raises `ConnectionError`, only the words are compared.
+        known: returns where wordings and scenarios belong that were seen before. They never change sides.
     """
     left: Counter[str] = Counter()
-    texts = _Texts(trajectories, across, embed)
+    texts = _Texts(trajectories, across, embed, known)
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
         given = given_scenario(trajectory) or texts.scenario(trajectory)
         if given is None:
             left["no calls"] += 1
             continue
-        scenario = scenarios.setdefault(given, _Scenario(*given))
-        if (reason := _why_not(trajectory)) is None:
+        user = trajectory.info.user_id if holdout_users else None
+        of_user = None if user is None else is_user_held_out(user, holdout_share)
+        if (scenario := scenarios.get(given)) is None:
+            by_key = is_held_out(given[0], holdout_share)
+            side = texts.sides.get(given[0], by_key if of_user is None else of_user)
+            scenario = scenarios[given] = _Scenario(*given, side)
+        if of_user is not None and of_user != scenario.held_out:
+            left["its user is held out and its task is not, or the other way round"] += 1
+        elif (reason := _why_not(trajectory)) is None:
             scenario.siblings.append(trajectory)
         elif any(map(can_be_asked_again, trajectory.calls)):
             scenario.others.append(trajectory)
@@ -92,7 +122,7 @@ def form_groups(
     groups: list[Group] = []
     alone: list[tuple[_Scenario, Trajectory]] = []
     for scenario in scenarios.values():
-        held_out = is_held_out(scenario.key, holdout_share)
+        held_out = scenario.held_out
         if len(scenario.siblings) >= min_size:
             for part in _split(scenario.siblings, max_size):
                 how = texts.how(part) if scenario.how == "same_task" else scenario.how
@@ -111,7 +141,7 @@ def form_groups(
         for name, attempts in sibling_spans(trajectory, new_id=new_id, is_useful=lambda t: _why_not(t) is None):
             if len(attempts) >= min_size:
                 # On the side of the run's own scenario, whose prompts these are.
-                held_out, key = is_held_out(scenario.key, holdout_share), f"{scenario.key}/{name}"
+                held_out, key = scenario.held_out, f"{scenario.key}/{name}"
                 parts = _split(attempts, max_size)
                 found += [Group(new_id(), key, "sibling_spans", tuple(part), held_out) for part in parts]
         by_spans += found
@@ -132,6 +162,7 @@ def form_groups(
         others=tuple(t for t in trajectories if t.id in others),
         keys=waiting | others,
         embeddings=texts.unheard,
+        wordings=texts.wordings({one.key: one.held_out for one in scenarios.values()}),
     )
 
 
@@ -139,7 +170,7 @@ class _Texts:
     """The scenarios of all runs without a user's key, by their texts."""
 
     # All texts are read together, because typos and embeddings need the other texts.
-    def __init__(self, trajectories: Sequence[Trajectory], across: bool, embed: Embed | None) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], across: bool, embed: Embed | None, known: Known) -> None:
         self.unheard: str | None = None
         seen: dict[str, tuple[str, tuple[Word, ...]]] = {}
         self._tasks: dict[str, Task] = {
@@ -148,18 +179,33 @@ class _Texts:
             if trajectory.calls and given_scenario(trajectory) is None
         }
         keys = task_keys(self._tasks.values())
-        self._keys = {key: keys[task] for key, task in self._tasks.items()}
+        same: Mapping[str, str] = {}
         if embed is not None:
-            counts = Counter(self._keys.values())
+            counts = Counter(keys[task] for task in self._tasks.values())
             # The wording that sorts first represents its scenario, so the order of the runs does not matter. Of one
             # text in several cases it is the one with names (`loose` is false), which the model may not judge.
             tasks = {keys[task]: task for task in sorted(keys, key=lambda task: (task.text, task.words), reverse=True)}
-            same: Mapping[str, str] = {}
             try:
                 same = same_meaning(tasks, counts, embed)
             except ConnectionError as error:
                 self.unheard = str(error)
-            self._keys = {key: same.get(scenario, scenario) for key, scenario in self._keys.items()}
+        own = {task: task_key(task) for task in keys}
+        clusters: dict[str, str] = {}
+        for task, key in keys.items():
+            cluster = same.get(key, key)
+            # The smaller one: a name is never corrected, and the same word elsewhere in lower case may be.
+            clusters[own[task]] = min(cluster, clusters.get(own[task], cluster))
+        given = {one[0] for one in map(given_scenario, trajectories) if one is not None}
+        before = known({*clusters, *clusters.values(), *given})
+        # Scenario key -> whether it is held out, of those that are known.
+        self.sides = {one.scenario_key: one.held_out for one in before.values()}
+        self._scenarios = first_keys(clusters, before)
+        self._keys = {key: self._scenarios[own[task]] for key, task in self._tasks.items()}
+
+    def wordings(self, held_out: Mapping[str, bool]) -> dict[str, tuple[str, bool]]:
+        """Return wording key -> (scenario key, held out), for the wordings and for the scenarios' own keys."""
+        scenarios = {**{key: key for key in self._scenarios.values()}, **self._scenarios}
+        return {wording: (key, held_out[key]) for wording, key in scenarios.items()}
 
     def scenario(self, trajectory: Trajectory) -> tuple[str, str] | None:
         """Return (scenario key, how); `None` for a run without calls."""

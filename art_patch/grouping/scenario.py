@@ -3,18 +3,21 @@
 The key of a task is a hash of its essential words (`wording.essence`). So it does not depend on when a text arrives, or
 which other texts arrive with it. There are two exceptions: a misspelt word is corrected if other texts contain the
 right one, and scenarios that `embeddings` finds equal get the key of the most frequent wording.
+
+Nothing changes sides: the caller keeps the scenario of each wording that it has seen (`KnownScenario`). So a cluster
+keeps the key that it had first, whatever wording is the most frequent later (`first_keys`).
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from art_patch.grouping.wording import Word, corrections, essence, mask, normalise, one_spelling, words_of
-from art_patch.types import JSON, Call, Trajectory
+from art_patch.types import JSON, Call, KnownScenario, Trajectory
 
 # Made once: `json.dumps` makes an encoder for each call that has arguments.
 _compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -88,15 +91,44 @@ def task_keys(tasks: Collection[Task]) -> dict[Task, str]:
     return {task: task_key(task, spelling) for task in set(tasks)}
 
 
+def first_keys(clusters: Mapping[str, str], known: Mapping[str, KnownScenario]) -> dict[str, str]:
+    """Return wording key -> scenario key, given wording key -> key of the cluster that it is in now.
+
+    A cluster has the scenario key of its oldest wording that is `known`. A wording that is known on the other side
+    stays in its own scenario.
+    """
+    oldest: dict[str, KnownScenario] = {}
+    for wording, cluster in clusters.items():
+        for seen in (known.get(wording), known.get(cluster)):
+            if seen is not None:
+                oldest[cluster] = min(seen, oldest.get(cluster, seen), key=_age)
+    keys: dict[str, str] = {}
+    for wording, cluster in clusters.items():
+        own, first = known.get(wording), oldest.get(cluster)
+        if own is not None and first is not None and own.held_out != first.held_out:
+            first = own
+        keys[wording] = cluster if first is None else first.scenario_key
+    return keys
+
+
+def _age(seen: KnownScenario) -> tuple[float, str]:
+    return seen.first_seen_at, seen.scenario_key
+
+
 def digest(value: Any) -> str:
     """Return a hash of a JSON value as 32 hex digits; equal values give equal hashes."""
     return hashlib.blake2b(_compact(value).encode(), digest_size=16).hexdigest()
 
 
 def is_held_out(scenario_key: str, share: float) -> bool:
-    """Whether a scenario is held out for the gate: by its key and `share` alone, so every cycle decides the same."""
+    """Whether a scenario is held out for the gate: by its key and `share` alone, unless it is known or has a user."""
     hashed = hashlib.blake2b(scenario_key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out").digest()
     return int.from_bytes(hashed) < share * 2**64
+
+
+def is_user_held_out(user_id: str, share: float) -> bool:
+    """Whether a user is held out: by a hash of the id and `share` alone, so nothing about the user is kept for it."""
+    return is_held_out(f"user:{user_id}", share)
 
 
 def _text_and_media(message: JSON) -> tuple[str, tuple[str, ...]]:

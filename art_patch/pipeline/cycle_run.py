@@ -43,6 +43,7 @@ class CycleConfig:
     min_group_size: int = 4  # siblings
     max_group_size: int = 16  # siblings, which the judge ranks in one request
     holdout_share: float = 0.2  # of the scenarios: for the gate only, never trained on
+    holdout_users: bool = False  # this share of the users instead, with all their runs
     across: bool = False  # runs with the same words have the same task even if system prompts and tools differ
     embed: grouping.Embed | None = None  # puts tasks with different wordings into one group; `None`: words decide
     # With fewer groups, the update waits for the next cycle.

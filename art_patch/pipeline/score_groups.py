@@ -5,15 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from art_patch import grouping, rewards
 from art_patch._lib.ids import new_id
 from art_patch.pipeline.cycle_run import CycleConfig, Run
 from art_patch.types import Group, Score, Trajectory
 
+if TYPE_CHECKING:
+    from art_patch.store import Store
 
-def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[], str]) -> grouping.Grouping:
+
+def form(
+    pending: Sequence[Trajectory], config: CycleConfig, store: "Store", new_id: Callable[[], str]
+) -> grouping.Grouping:
     """Return the groups that a cycle would form of `pending` (ungrouped runs, oldest first), without writing them."""
     return grouping.form_groups(
         pending,
@@ -21,11 +26,13 @@ def form(pending: Sequence[Trajectory], config: CycleConfig, new_id: Callable[[]
         min_size=config.min_group_size,
         max_size=config.max_group_size,
         holdout_share=config.holdout_share,
+        holdout_users=config.holdout_users,
         # Without resampling and replay a run alone can never get siblings, so it needs no group of its own.
         singles=config.resample is not None or config.replay is not None,
         across=config.across,
         # If the embedding endpoint is down, words alone decide, and `Grouping.embeddings` holds the reason.
         embed=config.embed,
+        known=store.read.known_scenarios,
     )
 
 
@@ -37,7 +44,9 @@ def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
     config, store = run.config, run.store
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
     run.progress("group", 0, len(pending))
-    found = form(pending, config, new_id)
+    found = form(pending, config, store, new_id)
+    # Before the groups: whatever is done with a run, its wording is on one side from now on.
+    store.ledger.add_wordings(found.wordings, now=run.now)
     if found.derived:
         store.write([record for its in found.derived for record in (its.info, *its.calls)])
         # A run that was cut into derived trajectories gets a group of its own, or the next cycle would cut it again.
@@ -88,7 +97,7 @@ def to_judge(run: Run) -> list[Group]:
     """Return the groups, stored and yet to be formed, that a cycle would send to the judge now; changes nothing."""
     numbers = count()
     pending = run.store.read.ungrouped(settled_before=run.now - run.config.settle_s)
-    would_be = form(pending, run.config, lambda: f"new-{next(numbers)}")
+    would_be = form(pending, run.config, run.store, lambda: f"new-{next(numbers)}")
     if would_be.embeddings:
         run.metrics["group"] = {"embeddings": would_be.embeddings}
     formed = run.store.read.groups(state="formed", held_out=False)

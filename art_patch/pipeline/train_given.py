@@ -80,7 +80,7 @@ def _corrections(
     siblings = {each.id: each for group, _ in scored for each in group.trajectories}
     newest = run.store.evidence.corrected(since=since, limit=_NEWEST)
     found = run.store.read.trajectories([key for key in newest if key not in siblings])
-    others = {each.id: each for each in found if not _is_held_out(each, run.config)}
+    others = {each.id: each for each in _not_held_out(run, found)}
     held_out = Counter({"held out for the gate": len(found) - len(others)})
     of_runs = run.store.evidence.corrections([*siblings, *others])
     runs = siblings | others
@@ -90,18 +90,33 @@ def _corrections(
 def _rewarded_alone(run: Cycle, since: float, least_reward: float) -> list[tuple[Group, tuple[float | None, ...]]]:
     """Return runs in no group that the app rewarded enough, each as a group of its own."""
     found = run.store.read.trajectories(run.store.evidence.rewarded_alone(since=since, limit=_NEWEST_ALONE))
-    groups = [Group(each.id, "", "single", (each,)) for each in found if not _is_held_out(each, run.config)]
+    groups = [Group(each.id, "", "single", (each,)) for each in _not_held_out(run, found)]
     scored = [(group, tuple(rewards_G(group, combination=run.config.combination))) for group in groups]
     return [(group, (one,)) for group, (one,) in scored if one is not None and one >= least_reward]
 
 
-def _is_held_out(run: Trajectory, config: CycleConfig) -> bool:
-    # By the run's own key or words. The store leaves out runs whose group is held out under another run's key.
-    given = grouping.given_scenario(run)
-    if given is None and not run.calls:
-        return False
-    key = given[0] if given else grouping.task_key(grouping.task_of(run.calls[0], across=config.across))
-    return grouping.is_held_out(key, config.holdout_share)
+def _not_held_out(run: Cycle, found: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return those runs that may be learned from, by their own keys or words and, if the setting is on, their users."""
+    config = run.config
+    keys = {each.id: key for each in found if (key := _key(each, config)) is not None}
+    known = run.store.read.known_scenarios(set(keys.values()))
+
+    def is_held_out(each: Trajectory) -> bool:
+        key, user = keys.get(each.id), each.info.user_id
+        if config.holdout_users and user is not None and grouping.is_user_held_out(user, config.holdout_share):
+            return True
+        if key is None or key in known:
+            return key is not None and known[key].held_out
+        # Of users, the first one with this key decides, and it may yet be one who is held out.
+        return config.holdout_users or grouping.is_held_out(key, config.holdout_share)
+
+    return [each for each in found if not is_held_out(each)]
+
+
+def _key(run: Trajectory, config: CycleConfig) -> str | None:
+    if (given := grouping.given_scenario(run)) is not None:
+        return given[0]
+    return grouping.task_key(grouping.task_of(run.calls[0], across=config.across)) if run.calls else None
 
 
 def rehearsal_rows(run: Cycle, champion: Policy) -> tuple[tuple[training.Row, ...], tuple[str, ...], JSON]:

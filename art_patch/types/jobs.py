@@ -54,6 +54,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownScenario:
+    """The scenario that a wording of a task belongs to since it was first seen, and whether that is held out."""
+
+    scenario_key: str
+    held_out: bool
+    first_seen_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """The record that a judge has scored one group: its cost, and whether it succeeded. Scores are `Score` records."""
 

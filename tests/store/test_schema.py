@@ -106,7 +106,7 @@ def test_an_older_store_is_migrated_where_it_is(url: str, execute: Execute, tmp_
     store.close()
     directory = tmp_path / "migrations"
     shutil.copytree(migrations.DIRECTORY, directory)
-    (directory / "versions" / "0002_later.py").write_text(MIGRATION)
+    (directory / "versions" / f"{NEXT}_later.py").write_text(MIGRATION)
     monkeypatch.setattr(migrations, "DIRECTORY", directory)
     monkeypatch.setattr(tables, "HEAD", NEXT)
     store = open_store(url, create=False, project="shop")

@@ -40,6 +40,7 @@ def fill(store: Store, whose: str, mark: str) -> None:
         store.write([*records, AppReport(f"{whose}-app", 4.0, {"calls": 1, "said": mark})])
         group = Group(f"{key}-group", f"{mark} task", "same_task", (Trajectory(about, ()),))
         store.ledger.add_groups([group], now=1.0)
+    store.ledger.add_wordings({"shared": (f"{mark} task", whose == "zebra")}, now=1.0)
     store.ledger.add_judgement(Judgement(f"{whose}-judged", "shared-group", 1.0, mark, "r", "score", "valid"))
     store.ledger.add_base("agent@0", f"/{mark}", "ff", who=mark, now=1.0)
     store.ledger.set_engine("http://127.0.0.1:9/v1", key_file=f"/{mark}", who=mark, now=1.0)
@@ -86,6 +87,7 @@ READS: dict[str, Attempt] = {
     "read.groups_of": lambda s: s.read.groups_of(GROUPS),
     "read.arrivals": lambda s: s.read.arrivals(["u"]),
     "read.calls_of_apps": lambda s: s.read.calls_of_apps(since=0.0, until=9e9),
+    "read.known_scenarios": lambda s: s.read.known_scenarios(["shared", f"{MARK} task"]),
     "read.apps": lambda s: s.read.apps(since=0.0),
     "read.counts": lambda s: s.read.counts(),
     "browse.ids": lambda s: s.browse.ids(EVERYTHING),
@@ -128,6 +130,7 @@ WRITES: dict[str, Attempt] = {
     "write a correction": lambda s: s.write([Correction("zebra-run-right", "zebra-run", 9.0, "user", {})]),
     "write a report": lambda s: s.write([AppReport("zebra-app", 9e9, {"calls": 0})]),
     "ledger.set_groups": lambda s: s.ledger.set_groups(GROUPS, "dead"),
+    "ledger.add_wordings": lambda s: s.ledger.add_wordings({"shared": ("theirs", True)}, now=9.0),
     "ledger.add_groups": lambda s: s.ledger.add_groups([Group("g2", "t", "x", (Trajectory(info("zebra-run"), ()),))]),
     "ledger.move theirs": lambda s: s.ledger.move("zebra@1", "rejected", who="me", reason="bad"),
     "ledger.move the same name": lambda s: s.ledger.move("agent@1", "rejected", who="me", reason="bad"),

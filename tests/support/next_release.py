@@ -1,7 +1,6 @@
 """The package as the release after this one: the same code, with one migration more.
 
-No release has a second migration yet, so there is no older store to migrate. With this copy every store of today is
-one: a process that imports the copy migrates it.
+To this copy every store of today is an older one: a process that imports the copy migrates it.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ from contextlib import closing
 from pathlib import Path
 
 import art_patch
+from art_patch.store import HEAD
 
 PACKAGE = Path(art_patch.__file__).parent
-NEXT = "0002"
+NEXT = "0003"
 
 TABLE = """
 later = Table("later", metadata, Column("id", Integer, primary_key=True))
 """
 
-MIGRATION = """
+MIGRATION = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "0002", "0001"
+revision, down_revision = "{NEXT}", "{HEAD}"
 
 
 def upgrade():
@@ -38,9 +38,9 @@ def next_release(directory: Path) -> Path:
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     tables = copy / "store" / "schema" / "tables.py"
     source = tables.read_text()
-    assert 'HEAD = "0001"' in source
-    tables.write_text(source.replace('HEAD = "0001"', f'HEAD = "{NEXT}"') + TABLE)
-    (copy / "store" / "schema" / "migrations" / "versions" / "0002_later.py").write_text(MIGRATION)
+    assert f'HEAD = "{HEAD}"' in source
+    tables.write_text(source.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"') + TABLE)
+    (copy / "store" / "schema" / "migrations" / "versions" / f"{NEXT}_later.py").write_text(MIGRATION)
     return copy.parent
 
 
@@ -48,4 +48,4 @@ def back_to_this_release(path: Path) -> None:
     """Let this release open a store that the next one has migrated; it had nothing to change but this number."""
     with closing(sqlite3.connect(path)) as raw, raw:
         assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(NEXT,)]
-        raw.execute("UPDATE alembic_version SET version_num = '0001'")
+        raw.execute("UPDATE alembic_version SET version_num = ?", (HEAD,))

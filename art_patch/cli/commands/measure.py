@@ -158,10 +158,11 @@ def groups(
     """
     size = cycle.min_group_size if min_size is None else min_size
     with project.opened() as (settings, opened):
-        config = replace(cycle, across=settings.group_across, embed=options.make_embed(settings), min_group_size=size)
+        ours = {"across": settings.group_across, "holdout_users": settings.holdout_users}
+        config = replace(cycle, **ours, embed=options.make_embed(settings), min_group_size=size)
         stats = opened.reports.groups()
         pending = opened.read.ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
-    grouping = pipeline.form(pending, config, map(str, count()).__next__)
+        grouping = pipeline.form(pending, config, opened, map(str, count()).__next__)
     would = dict.fromkeys(WAYS, 0)
     for group in grouping.groups:
         # Attempts within a run are counted by run, below: one run may hold several such groups.

@@ -139,6 +139,7 @@ def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
     return replace(
         config,
         across=settings.group_across,
+        holdout_users=settings.holdout_users,
         embed=make_embed(settings),
         checks=rewards.load_checks(settings.checks),
         combination=rewards.load_combination(settings.reward, criteria=settings.criteria),

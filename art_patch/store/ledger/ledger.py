@@ -4,7 +4,7 @@ A write that changes policies, the route or the mode excludes every other such w
 """
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -47,6 +47,16 @@ class Ledger(Part):
             for group in groups:
                 ids = [t.id for t in group.trajectories]
                 connection.execute(update(table).where(table.c.id.in_(ids)).values(group_id=group.id))
+
+    def add_wordings(self, scenarios: Mapping[str, tuple[str, bool]], *, now: float) -> None:
+        """Store wording key -> (scenario key, held out); a wording that is known keeps its scenario and its side."""
+        rows: list[JSON] = [
+            {"key": wording, "scenario_key": key, "held_out": held_out, "first_seen_at": now}
+            for wording, (key, held_out) in sorted(scenarios.items())
+        ]
+        if rows:
+            with self._database.write(durable=True) as connection:
+                connection.execute(self._database.insert(tables.wordings).on_conflict_do_nothing(), rows)
 
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None

@@ -1,7 +1,7 @@
 """Reads trajectories and groups from the store, for the job and the command line, in short read transactions."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,18 @@ from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import load_calls, records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.trajectories import followed
-from art_patch.types import COPIES, ENGINE_FULL, JSON, AppReport, Group, Score, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import (
+    COPIES,
+    ENGINE_FULL,
+    JSON,
+    AppReport,
+    Group,
+    KnownScenario,
+    Score,
+    SpanInfo,
+    Trajectory,
+    TrajectoryInfo,
+)
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
 
@@ -46,6 +57,19 @@ class Reader(Part):
         """Return those of the `ids` that belong to trajectories in this store."""
         with self._database.read() as connection:
             return frozenset(key for (key,) in rows_in(connection, select(_T.id), _T.id, ids))
+
+    def known_scenarios(self, keys: Collection[str]) -> dict[str, KnownScenario]:
+        """Return where those of the `keys`, of wordings and of scenarios, belong that an earlier cycle has seen."""
+        w, s = tables.wordings.c, tables.scenarios.c
+        found: dict[str, KnownScenario] = {}
+        with self._database.read() as connection:
+            of_scenarios = select(s.key, s.key, s.held_out, s.first_seen_at)
+            of_wordings = select(w.key, w.scenario_key, w.held_out, w.first_seen_at)
+            # Wordings last, because they know more: a scenario's own row says nothing of an older scenario.
+            for query, column in ((of_scenarios, s.key), (of_wordings, w.key)):
+                for key, scenario_key, held_out, at in rows_in(connection, query, column, sorted(keys)):
+                    found[key] = KnownScenario(scenario_key, bool(held_out), at)  # SQLite gives 0 or 1
+        return found
 
     def ungrouped(
         self, *, settled_before: float, ended: Sequence[str] = (), limit: int = 10_000

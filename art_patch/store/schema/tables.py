@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
-HEAD = "0001"
+HEAD = "0002"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
@@ -156,6 +156,10 @@ choices = _table(
 )  # fmt: skip
 
 scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_at=Float)
+
+# Of each wording of a task: the scenario that it was first seen in. Hashes alone, so they outlive the runs: a task that
+# a policy has learned must not test a later one because its runs were deleted.
+wordings = _table("wordings", key=_key(Text), scenario_key=Text, held_out=sa.Boolean, first_seen_at=Float)
 
 groups = _table(
     "groups",
