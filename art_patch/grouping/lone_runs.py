@@ -67,6 +67,14 @@ class ResampleConfig:
     max_turns: Annotated[
         int, Option(name="resample-max", least=0, env=True, help="Largest number of such turns in this cycle.")
     ] = 200
+    # Runs of a task that recurs slowly would else be used up one by one, and never be compared as a whole.
+    wait_cycles: Annotated[
+        int,
+        Option(
+            name="resample-wait", least=0, most=50, env=True,
+            help="Cycles that runs of a task wait for more siblings first, if it has two or more.",
+        ),
+    ] = 3  # fmt: skip
     per_minute: Annotated[
         float | None, Option(name="resample-per-minute", least=0.01, env=True, help="Largest number of turns a minute.")
     ] = None
@@ -99,6 +107,7 @@ def choose_turns(
     *,
     keys: Mapping[str, str],
     corrected: Mapping[str, str] | None = None,
+    waited: Mapping[str, int] | None = None,
 ) -> tuple[tuple[ResampleTurn, ...], dict[str, int]]:
     """Choose the turns to answer again, up to `max_turns`: first one turn of every run, then a second of every run.
 
@@ -108,17 +117,23 @@ def choose_turns(
         trajectories: runs without siblings, most important first.
         keys: trajectory id -> scenario key.
         corrected: trajectory id -> id of the call that a person corrected.
+        waited: scenario key -> number of earlier cycles in which its oldest run waited for siblings.
     """
     left: Counter[str] = Counter()
+    siblings = Counter(keys[trajectory.id] for trajectory in trajectories if can_be_learned_from(trajectory))
     ranked: list[list[ResampleTurn]] = []
     for trajectory in trajectories:
+        key = keys[trajectory.id]
+        if siblings[key] >= 2 and (more := config.wait_cycles - (waited or {}).get(key, 0)) > 0:
+            left[f"waits up to {more} more cycle{'s' * (more > 1)} for siblings"] += 1
+            continue
         calls = [call for call in trajectory.calls if can_be_asked_again(call)]
         if not calls:
             left["no turn can be answered again"] += 1
             continue
         first = _first_choice(trajectory, calls, config.pick, (corrected or {}).get(trajectory.id))
         ordered = calls[first:] + calls[:first] if config.pick == "spread" else [calls[first], *reversed(calls[:first])]
-        ranked.append([ResampleTurn(trajectory, call, keys[trajectory.id]) for call in ordered[: config.turns]])
+        ranked.append([ResampleTurn(trajectory, call, key) for call in ordered[: config.turns]])
     by_rank = [turns[rank] for rank in range(config.turns) for turns in ranked if rank < len(turns)]
     chosen = by_rank[: config.max_turns]
     asked = {turn.trajectory.id for turn in chosen}

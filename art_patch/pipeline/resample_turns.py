@@ -5,8 +5,10 @@ are not touched. The gate also uses it, to compare two policies on such answers.
 """
 
 import json
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import datetime
@@ -46,6 +48,7 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
         return
     metrics: Counter[str] = Counter()
     lonely = [*found.waiting, *found.others]
+    cycles = run.store.ledger.note_cycle(now=run.now)
     result: dict[str, Any] = {"runs": len(lonely)}
     run.metrics["resample"] = result
     if not is_open(config.window, datetime.now()):
@@ -54,7 +57,9 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     # A turn that a person corrected is where its run went wrong, so it is asked first.
     named = run.store.evidence.corrections([trajectory.id for trajectory in lonely])
     corrected = {key: its[-1].call_id for key, its in named.items() if its and its[-1].call_id}
-    turns, left = grouping.choose_turns(lonely, config, keys=found.keys, corrected=corrected)
+    turns, left = grouping.choose_turns(
+        lonely, config, keys=found.keys, corrected=corrected, waited=_waited(run, cycles, found)
+    )
     if odd := len(turns) - len(turns := [turn for turn in turns if is_text(turn.call)]):
         left["the prompt holds half of a surrogate pair, which no engine reads"] = odd
     pace = _Pace(config.per_minute)
@@ -94,6 +99,16 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
     result |= {"turns": metrics["turns"], "samples": metrics["samples"], "groups": metrics["groups"]}
     result |= {name: metrics[name] for name in ("other_prompt", "failed") if metrics[name]}
     result["left"] = left
+
+
+def _waited(run: Cycle, cycles: Sequence[float], found: grouping.Grouping) -> dict[str, int]:
+    """Return scenario key -> in how many of the `cycles` (seconds since the epoch) its oldest run was complete."""
+    complete_at: dict[str, float] = {}
+    for waiting in found.waiting:
+        ended = max(call.started_at + call.duration_ms / 1000 for call in waiting.calls)
+        key = found.keys[waiting.id]
+        complete_at[key] = min(ended + run.config.settle_s, complete_at.get(key, math.inf))
+    return {key: sum(at <= cycle for cycle in cycles) for key, at in complete_at.items()}
 
 
 def is_text(call: Call) -> bool:

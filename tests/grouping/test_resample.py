@@ -60,6 +60,18 @@ def test_every_run_has_its_turn_before_any_has_two_and_the_budget_holds():
     assert left == {"beyond the budget of this cycle": 1}
 
 
+def test_a_task_of_several_runs_waits_for_more_of_them():
+    runs = [agent("a1"), agent("a2"), agent("a3"), agent("b1"), agent("b2"), agent("lone")]
+    runs += [agent(key, untrainable="answered by upstream") for key in ("c1", "c2")]  # they become no siblings
+    keys = {run.id: f"task:{run.id[0]}" for run in runs}
+    turns, left = choose_turns(runs, ResampleConfig(), keys=keys, waited={"task:b": 2})
+    assert [turn.trajectory.id for turn in turns] == ["lone", "c1", "c2"]
+    assert left == {"waits up to 3 more cycles for siblings": 4, "waits up to 1 more cycle for siblings": 2}
+    turns, left = choose_turns(runs, ResampleConfig(), keys=keys, waited={"task:a": 3, "task:b": 4})
+    assert (len(turns), left) == (len(runs), {})
+    assert len(choose_turns(runs, ResampleConfig(wait_cycles=0), keys=keys)[0]) == len(runs)
+
+
 def test_prompts_that_are_not_whole_are_left_alone():
     runs = [
         agent("media", untrainable="media was replaced by its hash"),

@@ -40,6 +40,26 @@ def test_what_was_asked_once_is_learned_from(place: Place, judge: Judge):
     assert again.metrics["resample"]["runs"] == 0  # nobody is asked twice
 
 
+def test_a_task_that_recurs_slowly_is_compared_as_a_whole(place: Place, judge: Judge):
+    config = replace(RESAMPLING, holdout_share=0.0, min_group_size=3, min_groups=99)
+    question = QUESTIONS[:1]
+    place.traffic(siblings=2, questions=question)
+    for more in ("3 more cycles", "2 more cycles"):
+        metrics = place.cycle(judge, config).metrics["resample"]
+        assert (metrics["turns"], metrics["left"]) == (0, {f"waits up to {more} for siblings": 2})
+    place.traffic(siblings=1, questions=question, seed=1)
+    metrics = place.cycle(judge, config).metrics
+    assert (metrics["group"]["groups"], metrics["resample"]["runs"]) == (1, 0)
+    assert [(g.how, len(g.trajectories)) for g in place.store.read.groups(state="scored")] == [("same_task", 3)]
+
+
+def test_a_task_that_does_not_recur_in_time_is_asked_again(place: Place, judge: Judge):
+    config = replace(RESAMPLING, holdout_share=0.0, min_group_size=3, min_groups=99)
+    place.traffic(siblings=2, questions=QUESTIONS[:1])
+    turns = [place.cycle(judge, config).metrics["resample"]["turns"] for _ in range(4)]
+    assert turns == [0, 0, 0, 2]
+
+
 def test_what_upstream_answered_is_learned_from_without_its_answer(place: Place, judge: Judge):
     upstream_traffic(place)
     report = place.cycle(judge, RESAMPLING)

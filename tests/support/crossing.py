@@ -130,6 +130,7 @@ WRITES: dict[str, Attempt] = {
     "write a correction": lambda s: s.write([Correction("zebra-run-right", "zebra-run", 9.0, "user", {})]),
     "write a report": lambda s: s.write([AppReport("zebra-app", 9e9, {"calls": 0})]),
     "ledger.set_groups": lambda s: s.ledger.set_groups(GROUPS, "dead"),
+    "ledger.note_cycle": lambda s: s.ledger.note_cycle(now=9.0),
     "ledger.add_wordings": lambda s: s.ledger.add_wordings({"shared": ("theirs", True)}, now=9.0),
     "ledger.add_groups": lambda s: s.ledger.add_groups([Group("g2", "t", "x", (Trajectory(info("zebra-run"), ()),))]),
     "ledger.move theirs": lambda s: s.ledger.move("zebra@1", "rejected", who="me", reason="bad"),

@@ -3,6 +3,7 @@
 A write that changes policies, the route or the mode excludes every other such write until it is committed.
 """
 
+import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,13 @@ class Ledger(Part):
         if rows:
             with self._database.write(durable=True) as connection:
                 connection.execute(self._database.insert(tables.wordings).on_conflict_do_nothing(), rows)
+
+    def note_cycle(self, *, now: float) -> tuple[float, ...]:
+        """Note that a cycle looks at the runs without siblings; return when the newest earlier ones did, up to 50."""
+        with self._deciding() as connection:
+            earlier: list[float] = json.loads(decisions.control_of(connection, "cycles") or "[]")
+            decisions.set_control(connection, "cycles", json.dumps([*earlier, now][-50:]))
+        return tuple(earlier)
 
     def set_groups(
         self, ids: Sequence[str], state: str, *, reason: str | None = None, policy: str | None = None
