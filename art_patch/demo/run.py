@@ -47,7 +47,16 @@ CYCLE = pipeline.CycleConfig(
     max_group_size=16,
     holdout_share=0.25,
     min_groups=8,
-    train=TrainConfig(learning_rate=1e-3, epochs=3, minibatches=16, warmup_steps=5, lora_rank=8, lora_alpha=16),
+    train=TrainConfig(
+        learning_rate=1e-3,
+        epochs=3,
+        minibatches=16,
+        warmup_steps=5,
+        lora_rank=8,
+        lora_alpha=16,
+        # Its answers have two or three tokens, one of which has to become likely: 0.3 nats a token are good learning.
+        max_kl_nats=0.6,
+    ),
     gate=gate.GateConfig(min_scenarios=8, max_scenarios=64, turns_per_scenario=6, samples=24),
 )
 

@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -96,8 +96,14 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
         parent=champion.name,
         metrics={"train": run.metrics["train"]},
     )
-    rows = _trained_rows(run, job)
-    run.store.ledger.add_candidate(candidate, trained_on=job.group_ids, also=job.others, rows=rows, who=run.who)
+    near = training.near_job(job, directory)
+    left = {group.id for group, rest in zip(job.groups, near.groups, strict=True) if group.teaches > rest.teaches}
+    kept = [key for key in job.group_ids if key not in left]
+    rows = _trained_rows(run, near)
+    run.store.ledger.add_candidate(candidate, trained_on=kept, also=job.others, rows=rows, who=run.who)
+    if left:
+        far = f"sampled by a policy more than {job.config.max_drift_nats} nats from where the update started"
+        run.store.ledger.set_groups(sorted(left), "stale", reason=far)
     # Last: until the ledger knows the policy, the job is all that a later cycle could continue from.
     shutil.rmtree(directory)
     return candidate
@@ -235,8 +241,9 @@ def _made(
     config, judges = run.config.train, noise_of_judges(run.store.evidence.second_passes())
     noise = [reward_noise(group, judges, combination=run.config.combination) for group in groups]
     kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
+    distances = _distances(run.store.ledger.policies(), champion)
     start = champion.name if config.start == "champion" else f"{champion.model}@0"
-    of_siblings = [[_rows(each, champion, config) for each in group.trajectories] for group in groups]
+    of_siblings = [[_rows(each, distances, config) for each in group.trajectories] for group in groups]
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
     # or down together, whatever the difference between these is.
     trained = [
@@ -259,14 +266,27 @@ def _made(
     return made
 
 
-def _rows(trajectory: Trajectory, champion: Policy, config: training.TrainConfig) -> _Rows:
+def _distances(policies: Sequence[Policy], champion: Policy) -> dict[str, int]:
+    """Return how many updates lie between each policy and the champion; a policy of other origin is left out."""
+    parents = {policy.name: policy.parent for policy in policies}
+
+    def line(name: str | None) -> list[str]:
+        return [] if name is None else [name, *line(parents.get(name))]
+
+    # By lineage and not by number: rejected candidates have numbers too, and a policy that was rolled back has the
+    # larger one.
+    ours = {name: steps for steps, name in enumerate(line(champion.name))}
+    met = {name: next(((n, each) for n, each in enumerate(line(name)) if each in ours), None) for name in parents}
+    return {name: at[0] + ours[at[1]] for name, at in met.items() if at is not None}
+
+
+def _rows(trajectory: Trajectory, distances: Mapping[str, int], config: training.TrainConfig) -> _Rows:
     for call in trajectory.calls:
-        if call.untrainable is None and call.policy is not None:
-            model, _, step = call.policy.rpartition("@")
-            # One call by an old policy makes the whole run stale: its later calls follow from that answer.
-            if model != champion.model or champion.step - int(step) > config.max_staleness:
-                why = f"not sampled within {config.max_staleness} steps of the champion"
-                return (), training.RowsReport(left_out={why: len(trajectory.calls)})
+        sampled = call.untrainable is None and call.policy is not None
+        # One call by an old policy makes the whole run stale: its later calls follow from that answer.
+        if sampled and distances.get(call.policy or "", math.inf) > config.max_staleness:
+            why = f"not sampled within {config.max_staleness} steps of the champion"
+            return (), training.RowsReport(left_out={why: len(trajectory.calls)})
     return training.rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
 
 

@@ -11,6 +11,7 @@ The table lists the modules in the order in which an update uses them. A row is 
 | `loop/update` | runs the training loop: scores all data once under the policy at the start, and makes the steps |
 | `loop/loading`, `kernels/families` | load the base model and put the LoRA on it |
 | `data/packing`, `kernels/attention`, `scoring` | compute log-probabilities, once for each distinct token |
+| `loop/start_scores` | scores the data under the policy at the start, and leaves out what is too far from it |
 | `losses/losses`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
 | `loop/metrics` | measures each step and the update, and ends it early |
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from art_patch.training.kernels.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.loading import require_machine, require_servable
+    from art_patch.training.loop.start_scores import near_job
     from art_patch.training.loop.update import run_job
     from art_patch.training.losses.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups
 else:

@@ -79,12 +79,19 @@ class TrainConfig:
         preference_beta: The beta of DPO. The larger it is, the nearer the policy stays to the policy at the start.
         weight_decay: Of AdamW: each step reduces every LoRA weight by the share (learning rate times this number).
         max_grad_norm: Largest norm of an optimizer step's gradient; a larger gradient is scaled down to it.
-        max_staleness: A trajectory is not trained on if its policy is more than this many steps behind the champion.
-        max_kl_nats: The update ends before the first step at which KL(policy that sampled || policy in training) per
-            token is above this. The result of the steps made until then is published; if there is none, the update
-            fails. `None`: no limit.
+        max_staleness: A trajectory is not trained on if its policy is more than this many updates away from the
+            champion, counted along the parents of both. A sibling of the champion, such as a rejected candidate, is 2
+            away.
+        max_drift_nats: A row is not trained on if KL(policy that sampled || policy at the start) per token, measured on
+            the row itself (k2), is above this. `None`: no limit.
+        max_gap_nats: The update fails before its first step if log-probabilities of the server and of the trainer
+            differ by more than this on average, over tokens that the policy at the start sampled. In bfloat16 0.005 are
+            normal. `None`: no limit.
+        max_kl_nats: The update ends before the first step at which KL(policy at the start of the phase || policy in
+            training) per token (k2) is above this. The result of the steps made until then is published; if there is
+            none, the update fails. `None`: no limit.
         max_clip_fraction: Ends the update as `max_kl_nats` does, for the share of tokens beyond the clip or the cap of
-            the loss. `None`: no limit, because a token beyond the clip has no gradient.
+            the loss. `None`: no limit.
         micro_batch_tokens: Number of distinct tokens computed at once. It bounds the memory and changes only rounding.
         max_tokens: Largest number of tokens in a row; the rest of a longer row is cut off and not trained.
         learn_truncated: Whether to train on answers that were cut off at their length limit. If a judge gives them low
@@ -138,8 +145,11 @@ class TrainConfig:
     weight_decay: Annotated[float, limits.FROM_0] = 0.0
     max_grad_norm: Annotated[float, limits.ABOVE_0] = 1.0
     max_staleness: Annotated[int, _WHOLE_FROM_0] = 2
-    max_kl_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 1.0
-    max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound")] = None
+    max_drift_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.5
+    max_gap_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.05
+    max_kl_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.2
+    # The demo's updates, which learn fast and well, reach 0.3; an update that broke its policy reached 0.5.
+    max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound")] = 0.4
     micro_batch_tokens: Annotated[int, _WHOLE_FROM_1] = 16_384
     max_tokens: Annotated[int, _WHOLE_FROM_1] = 32_768
     learn_truncated: Annotated[bool, Limit(_is_bool, "True or False"), Option(off="--no-learn-truncated")] = True

@@ -48,10 +48,10 @@ class Learning:
         self.store.ledger.add_groups([group], state=state, now=1.0)
         return group
 
-    def candidate(self, step: int, *trained_on: str) -> Policy:
+    def candidate(self, step: int, *trained_on: str, parent: str = "agent@0") -> Policy:
         """Keep a policy that was trained on these groups."""
         name = f"agent@{step}"
-        policy = replace(self.champion, name=name, state="candidate", parent="agent@0", path=str(self.adapters / name))
+        policy = replace(self.champion, name=name, state="candidate", parent=parent, path=str(self.adapters / name))
         self.store.ledger.add_candidate(policy, trained_on=trained_on, who="test")
         return policy
 

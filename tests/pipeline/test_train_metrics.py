@@ -229,6 +229,27 @@ def test_what_teaches_nothing_but_for_an_answer_that_is_not_trained_is_put_aside
     ]
 
 
+def test_staleness_goes_along_the_line_of_parents(learning: Learning):
+    learning.candidate(1)
+    for step in (2, 3, 4, 5):  # four rejected ones in a row do not make the runs of their parent old
+        learning.candidate(step, parent="agent@1")
+    learning.candidate(6, parent="agent@1")
+    learning.candidate(9, parent="agent@6")  # served for a time and was rolled back to its parent
+    learning.candidate(10, parent="agent@9")
+    learning.candidate(11, parent="agent@10")
+    learning.champion = replace(learning.champion, name="agent@6", parent="agent@1")
+    for sampled in (0, 1, 2, 5, 6, 9, 10, 11, 99):
+        its = [(value, [answered((1,), (2,), policy=f"agent@{sampled}")]) for value in (0.0, 1.0)]
+        learning.group(f"by {sampled}", *its)
+    job, metrics = job_of(learning, max_staleness=2)
+    assert job is not None
+    assert set(job.group_ids) == {f"by {sampled}" for sampled in (0, 1, 2, 5, 6, 9, 10)}
+    assert metrics["rows"]["left_out"] == {"not sampled within 2 steps of the champion": 4}
+    near, _ = job_of(learning, max_staleness=1)
+    assert near is not None
+    assert set(near.group_ids) == {"by 1", "by 6", "by 9"}
+
+
 def judged(learning: Learning, key: str, *values: float) -> None:
     group = learning.group(key, *((None, [answered((1,), (n + 2,))]) for n in range(len(values))))
     learning.store.write([

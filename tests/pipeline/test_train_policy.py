@@ -23,7 +23,7 @@ from art_patch.store import open_store
 from art_patch.training import TrainJob, read_job, run_job
 from art_patch.training.loop import update as publishing
 from art_patch.training.loop.update import probe_of
-from art_patch.types import Group, Usage
+from art_patch.types import Group, Score, TrajectoryInfo, Usage
 from tests.support.cycles import (
     CONFIG,
     RESAMPLING,
@@ -175,6 +175,25 @@ def test_a_new_lora_is_begun_from_the_base(place: Place, judge: Judge):
     assert (report.outcome, report.candidate) == ("promoted", "agent@2")
     assert report.metrics["train"]["logprob_gap_nats"] is None  # the base sampled none of it
     assert place.store.ledger.policy("agent@2").parent == "agent@1"  # type: ignore[union-attr]
+
+
+def test_groups_of_a_policy_that_turns_out_to_be_far_are_stale_and_not_trained(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    for run in place.store.read.ungrouped(settled_before=100.0)[:20]:
+        (call,), copy = run.calls, f"{run.id}-far"
+        moved = tuple(each - 3.0 for each in call.choices[0].logprobs or ())
+        far = replace(call, id=copy, trajectory_id=copy, choices=(replace(call.choices[0], logprobs=moved),))
+        place.store.rights.erase(trajectory=run.id)
+        place.store.write([TrajectoryInfo(copy, 1.0), far, Score(copy, copy, "reward", ord(copy[-5]) % 2, "user", 1.0)])
+    near = replace(TRAINING, train=replace(TRAINING.train, max_drift_nats=0.5, max_gap_nats=None))
+    report = place.cycle(judge, near)
+    assert report.metrics["train"]["far_rows"] > 0
+    rows = kept_rows(place)
+    assert rows and not any(row[2].endswith("-far") for row in rows)
+    stale = place.store.read.groups(state="stale")
+    assert stale and not {group.id for group in stale} & {row[1] for row in rows}
+    for group in place.store.read.groups(state="trained"):
+        assert any(row[1] == group.id for row in rows)
 
 
 def test_upstreams_good_answers_are_imitated_and_told_from_bad_ones(place: Place, judge: Judge):

@@ -31,7 +31,17 @@ CONFIG = CycleConfig(
     holdout_share=0.5,
     min_groups=2,
     defence=DefenceConfig(planted_share=0),  # a judge that likes short answers likes empty ones, too
-    train=TrainConfig(learning_rate=2e-2, epochs=2, minibatches=4, lora_rank=4, warmup_steps=0),
+    # Without bounds of its distance: this rate moves a random model far in a few steps.
+    train=TrainConfig(
+        learning_rate=2e-2,
+        epochs=2,
+        minibatches=4,
+        lora_rank=4,
+        warmup_steps=0,
+        max_kl_nats=None,
+        max_clip_fraction=None,
+        max_drift_nats=None,
+    ),
     # A random model learns nothing here but to collapse.
     gate=GateConfig(min_scenarios=3, samples=8, turns_per_scenario=1, collapse=None, worst_share=0),
 )

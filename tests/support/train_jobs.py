@@ -17,8 +17,11 @@ from art_patch.training import Example, Row, Sibling, TrainConfig, TrainGroup, T
 from art_patch.training.data.rows import Turn, merge
 from art_patch.training.loop.loading import load_policy
 
-SMALL = TrainConfig(learning_rate=5e-3, epochs=1, minibatches=1, lora_rank=4, warmup_steps=0)
-"""One step."""
+SMALL = TrainConfig(
+    learning_rate=5e-3, epochs=1, minibatches=1, lora_rank=4, warmup_steps=0,
+    max_drift_nats=None, max_gap_nats=None, max_kl_nats=None, max_clip_fraction=None,
+)  # fmt: skip
+"""One step, without bounds: this rate moves a random model far."""
 
 
 def row(prompt: Sequence[int], answer: Sequence[int], *, temperature: float = 1.0, logprob: float = -1.0) -> Row:

@@ -75,7 +75,7 @@ def test_words_of_others_for_the_same_settings():
         TrainConfig(clip_range=0.2, loss=LossConfig("cispo"))
 
 
-FINE = {"tokens": 3, "loss": 0.1, "grad_norm": 1.0, "weight_norm": 2.0, "kl_nats": 0.2, "clip_fraction": 0.3}
+FINE = {"tokens": 3, "loss": 0.1, "grad_norm": 1.0, "weight_norm": 2.0, "update_kl_nats": 0.2, "clip_fraction": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_not_finite_is_named(change: dict[str, float], why: str | None):
 
 def test_an_update_ends_above_its_bounds_only():
     assert why_stop(FINE, TrainConfig(max_kl_nats=0.2, max_clip_fraction=0.3)) is None
-    assert why_stop(FINE, TrainConfig(max_kl_nats=0.19)) == "kl_nats 0.2 is above max_kl_nats=0.19"
+    assert why_stop(FINE, TrainConfig(max_kl_nats=0.19)) == "update_kl_nats 0.2 is above max_kl_nats=0.19"
     assert why_stop(FINE, TrainConfig(max_clip_fraction=0.29)) == "clip_fraction 0.3 is above max_clip_fraction=0.29"
     assert why_stop(FINE, TrainConfig(max_kl_nats=None)) is None
     assert why_stop({"loss": 1.0}, TrainConfig(max_kl_nats=0.01)) is None  # an imitation has no behaviour policy

@@ -172,7 +172,7 @@ def test_an_update_that_went_far_enough_ends_early_and_keeps_what_it_learned(
     stopped = run(base, tmp_path, group, step=2, epochs=50, max_kl_nats=(short.history[1]["kl_nats"] - 1e-6))
     one_step = run(base, tmp_path, group, step=3)
     assert stopped.stopped is not None
-    assert "above max_kl_nats" in stopped.stopped
+    assert "update_kl_nats" in stopped.stopped and "above max_kl_nats" in stopped.stopped
     assert (stopped.steps, one_step.steps) == (1, 1)
     second, third = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (2, 3))
     assert all(torch.equal(second[name], third[name]) for name in second)
@@ -185,12 +185,61 @@ def test_the_share_of_clipped_tokens_ends_an_update_too(base: Path, group: Train
     assert all(step["clip_fraction"] <= 0.4 for step in metrics.history)
 
 
+def recorded_elsewhere(group: TrainGroup, on_policy: bool = False) -> TrainGroup:
+    """The same runs with log-probabilities of another policy."""
+    siblings = [
+        replace(each, example=Example((said,), each.example.advantage), on_policy=on_policy)
+        for each, said in zip(group.siblings, (GOOD, BAD), strict=True)
+    ]
+    return TrainGroup("far", tuple(siblings))
+
+
 def test_data_of_a_far_policy_is_refused_before_the_first_step(base: Path, group: TrainGroup, tmp_path: Path):
-    far = TrainGroup("far", tuple(replace(s, example=Example((said,), s.example.advantage))
-                                  for s, said in zip(group.siblings, (GOOD, BAD), strict=True)))  # fmt: skip
+    far = recorded_elsewhere(group)
+    with pytest.raises(TrainingError, match=r"every row was .* above max_drift_nats .*; nothing was trained"):
+        run(base, tmp_path, far, max_drift_nats=0.5)
+    off = {"max_kl_nats": 0.5, "loss": LossConfig(importance_cap=None)}  # the ratio is that to who sampled
     with pytest.raises(TrainingError, match=r"kl_nats .* at step 1 .*raise that bound, or use newer runs"):
-        run(base, tmp_path, far, max_kl_nats=0.5)
+        run(base, tmp_path, far, **off)
     assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == ([], [])
+
+
+def test_rows_of_a_far_policy_are_left_out_and_the_others_compared_without_them(
+    base: Path, group: TrainGroup, tmp_path: Path
+):
+    model = plain_model(base)
+    others = [as_sampled(model, row((5, 6, 7), (token, 22))) for token in (23, 24)]
+    good, bad = with_advantages(recorded_elsewhere(group), 1.0, -0.2).siblings
+    rest = [
+        Sibling(f"t{n}", Example((said,), a), True)
+        for n, (said, a) in enumerate(zip(others, (-0.5, -0.3), strict=True))
+    ]
+    mixed = TrainGroup("mixed", (good, *rest))
+    metrics = run(base, tmp_path, mixed, TrainGroup("gone", (good, bad)), max_drift_nats=0.5)
+    assert (metrics.far_rows, metrics.trajectories, metrics.trained_rows) == (3, 2, 2)
+    expected = TrainGroup("mixed", tuple(replace(s, example=replace(s.example, advantage=a))
+                                         for s, a in zip(rest, (-0.1, 0.1), strict=True)))  # fmt: skip
+    assert run(base, tmp_path, expected, step=2).far_rows == 0
+    first, second = (weights_of(tmp_path / "adapters" / f"agent@{step}") for step in (1, 2))
+    for name, weight in first.items():
+        torch.testing.assert_close(weight, second[name], atol=1e-6, rtol=1e-5)
+
+
+def test_where_the_server_computes_another_model_nothing_is_trained(base: Path, group: TrainGroup, tmp_path: Path):
+    alike = run(base, tmp_path, group, max_gap_nats=0.05)
+    assert alike.logprob_gap_mean_nats is not None
+    assert alike.logprob_gap_mean_nats <= (alike.logprob_gap_nats or 0.0) < 1e-5
+    with pytest.raises(TrainingError, match=r"nats on average, above max_gap_nats=0.05.*adapter.*dtype.*chat template"):
+        run(base, tmp_path, recorded_elsewhere(group, on_policy=True), step=2, max_gap_nats=0.05)
+    assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == (["agent@1"], ["agent@1"])
+
+
+def test_groups_are_compared_with_the_policy_that_demonstrations_made(base: Path, group: TrainGroup, tmp_path: Path):
+    shown = row((9, 10), (40, 41, 42), logprob=0.0)
+    metrics = run(base, tmp_path, group, demonstrations=(shown,), epochs=6, learning_rate=2e-2)
+    first = next(step for step in metrics.history if step["phase"] == "groups")
+    assert (first["clip_fraction"], first["update_kl_nats"]) == (0.0, pytest.approx(0.0, abs=1e-9))
+    assert first["kl_nats"] > 1e-3  # the policy that sampled is another one by now
 
 
 def test_a_policy_is_never_overwritten(base: Path, group: TrainGroup, tmp_path: Path):

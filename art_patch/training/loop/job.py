@@ -130,6 +130,12 @@ class TrainJob:
         groups = () if self.config.eval_steps is None else self.evaluation
         return _lessons(groups, self)
 
+    def computed(self, group: TrainGroup) -> tuple[Sibling, ...]:
+        """The siblings of a group that go through the model."""
+        # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
+        held = self.config.loss.kl_coefficient
+        return tuple(each for each in group.siblings if each.example.rows and (held or each.example.advantage != 0.0))
+
     @property
     def group_ids(self) -> tuple[str, ...]:
         """Ids of the job's training groups, in the order of `groups`."""
@@ -323,8 +329,7 @@ def _lessons(groups: Sequence[TrainGroup], job: TrainJob) -> tuple[Lesson, ...]:
 
 def _lesson(group: TrainGroup, job: TrainJob) -> Lesson:
     there = [each for each in group.siblings if each.example.rows]
-    # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
-    computed = [each for each in there if job.config.loss.kl_coefficient or each.example.advantage != 0.0]
+    computed = job.computed(group)
     return Lesson(
         examples=tuple(each.example for each in computed),
         on_policy=tuple(each.on_policy for each in computed),

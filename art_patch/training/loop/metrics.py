@@ -11,6 +11,7 @@ from art_patch.training.loop.job import Step, TrainJob
 from art_patch.training.losses.losses import LossMetrics
 from art_patch.types import JSON
 
+_DISTANCES = ("kl_nats", "update_kl_nats", "reference_kl_nats", "effective_share")
 _WORK = ("computed_tokens", "distinct_tokens", "row_tokens")
 
 
@@ -21,6 +22,8 @@ class TrainState:
     done: int = 0  # number of optimizer steps of the plan that were made
     stopped: str | None = None  # why the update ends before the end of its plan; `None` if it does not
     gap_nats: float | None = None  # see `StartScores`
+    mean_gap_nats: float | None = None
+    far_rows: int = 0  # see `UpdateMetrics`
     why_not_shared: str | None = None  # why the model computes token sequences one by one, see `Scorer.why_apart`
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # metrics of each step that was made
 
@@ -40,6 +43,8 @@ class UpdateMetrics:
     loss: float  # mean loss over the steps of the last phase
     # k2 estimate of KL(policy that sampled || policy in training) per token, in the last epoch on groups.
     kl_nats: float
+    # k2 estimate of KL(policy at the start of the phase || policy in training) per token, in the last epoch on groups.
+    update_kl_nats: float
     reference_kl_nats: float  # KL(trained || reference) per token, in the last epoch on groups; 0 without a reference
     clip_fraction: float  # share of tokens that the clip or cap of the loss affected, over all epochs on groups
     effective_share: float  # effective sample size of the importance weights / tokens, in the last epoch on groups
@@ -51,6 +56,8 @@ class UpdateMetrics:
     # policy at the start sampled. A large value means that trainer and server do not compute the same. `None` if that
     # policy sampled no token of the data.
     logprob_gap_nats: float | None
+    logprob_gap_mean_nats: float | None  # the mean of these differences
+    far_rows: int  # number of rows that were not trained because a policy above `max_drift_nats` sampled them
     computed_tokens: int  # number of tokens that went through the model in all steps
     # Number of tokens that would go through the model if each common beginning of rows in a pack were computed once;
     # equals `computed_tokens` if it was.
@@ -80,6 +87,7 @@ def step_metrics(step: Step, sums: Mapping[str, float], rehearsed: Mapping[str, 
         weights = LossMetrics(tokens=tokens, weight=sums["weight"], weight_squared=sums["weight_squared"])
         metrics |= {
             "kl_nats": sums["kl_nats"] / each,
+            "update_kl_nats": sums["update_kl_nats"] / each,
             "reference_kl_nats": sums["reference_kl_nats"] / each,
             "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / each,
             "effective_share": weights.effective_share,
@@ -103,12 +111,33 @@ def why_broken(metrics: Mapping[str, float]) -> str | None:
     return None if metrics["tokens"] else "no finite log-probability"
 
 
+TOO_FAR = (
+    "every row was sampled by a policy above max_drift_nats from the one that the update starts from; use newer runs, "
+    "start from the champion, or raise that bound"
+)
+
+
+def why_unfit(train_state: TrainState, config: TrainConfig) -> str | None:
+    """Returns why no step may be made with what the server recorded; `None` if the trainer computes the same."""
+    gap, most = train_state.mean_gap_nats, config.max_gap_nats
+    if most is None or gap is None or gap <= most:
+        return None
+    return (
+        f"of the tokens that the policy itself sampled, the server's log-probabilities and the trainer's differ by "
+        f"{gap:.3g} nats on average, above max_gap_nats={most:g}, so they do not compute the same model: the server "
+        "may have served another adapter or base under this name, in another dtype (set dtype to the server's), or "
+        "with a chat template or sampling option that changes what it records"
+    )
+
+
 def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
     """Returns why the update must end before it makes the step with these metrics; `None` if the step may be made."""
-    # A policy that is far from the one that sampled is no fault. But more steps on the same data would mislead it.
-    for name, most in (("kl_nats", config.max_kl_nats), ("clip_fraction", config.max_clip_fraction)):
+    # A policy that has moved far is no fault. But more steps on the same data would mislead it.
+    limits = {"kl_nats": ("update_kl_nats", config.max_kl_nats)}
+    limits["clip_fraction"] = ("clip_fraction", config.max_clip_fraction)
+    for limit, (name, most) in limits.items():
         if most is not None and name in metrics and metrics[name] > most:
-            return f"{name} {metrics[name]:.3g} is above max_{name}={most:g}"
+            return f"{name} {metrics[name]:.3g} is above max_{limit}={most:g}"
     return None
 
 
@@ -134,12 +163,14 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
         steps=len(history),
         stopped=train_state.stopped,
         **{name: _mean(last_phase, name) for name in ("loss", "grad_norm")},
-        **{name: _a_token(last_epoch, name) for name in ("kl_nats", "reference_kl_nats", "effective_share")},
+        **{name: _a_token(last_epoch, name) for name in _DISTANCES},
         clip_fraction=_a_token(of_groups, "clip_fraction"),
         not_finite=sum(metrics["not_finite"] for metrics in of_groups),
         rehearse_nll_nats=_a_token(last_epoch, "rehearse_nll_nats", "rehearsed_tokens") if job.rehearsed else 0.0,
         entropy_nats=_a_token(seen, "entropy_nats"),
         logprob_gap_nats=train_state.gap_nats,
+        logprob_gap_mean_nats=train_state.mean_gap_nats,
+        far_rows=train_state.far_rows,
         computed_tokens=computed,
         distinct_tokens=work["distinct_tokens"],
         shared_ratio=work["row_tokens"] / computed,

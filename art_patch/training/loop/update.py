@@ -29,11 +29,12 @@ from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop import metrics as measures
-from art_patch.training.loop.gradients import evaluate, gradients_of, start_scores
+from art_patch.training.loop.gradients import evaluate, gradients_of
 from art_patch.training.loop.job import Arrays, TrainJob, claim, file_content, plan_of, read_file, write_file
 from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, require_machine
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
+from art_patch.training.loop.start_scores import near_job, phase_scores, start_scores, without_far_rows
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
 _PROBE_TOKENS = 48
@@ -61,8 +62,9 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     registered the policy. `progress` is called before loading and after each optimizer step.
 
     Raises:
-        TrainingError: There is nothing to learn; a loss, gradient or weight is not finite; the first step already
-            exceeds `max_kl_nats` or `max_clip_fraction`; or the directory belongs to another job or is not writable.
+        TrainingError: There is nothing to learn, or nothing near enough (`max_drift_nats`); trainer and server do not
+            compute the same (`max_gap_nats`); a loss, gradient or weight is not finite; the first step already exceeds
+            `max_kl_nats` or `max_clip_fraction`; or the directory belongs to another job or is not writable.
         AdapterRejected: Another job published `job.target`, or this job did and its directory is missing.
         ConfigError: The backend of the config is missing on this machine.
     """
@@ -78,7 +80,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
             f"{job.target} was made of this very job, whose directory is gone; there is nothing to do"
         )
     if published:  # killed between publishing and the registration of the policy
-        return measures.update_metrics(job, train_state)
+        return measures.update_metrics(near_job(job, directory), train_state)
 
     progress(train_state.done, len(plan), "loading the base model")
     config = job.config
@@ -88,16 +90,27 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
     scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
     # Before the checkpoint's weights are restored: these are scores of the policy at the start.
     start = start_scores(job, model, scorer, directory, ranks)
-    train_state.gap_nats, train_state.why_not_shared = start.gap_nats, scorer.why_apart
+    train_state.gap_nats, train_state.mean_gap_nats = start.gap_nats, start.mean_gap_nats
+    train_state.why_not_shared = scorer.why_apart
+    near, start, train_state.far_rows = without_far_rows(job, start)
+    plan = plan_of(near)
+    if (unfit := measures.why_unfit(train_state, config) or (None if plan else measures.TOO_FAR)) is not None:
+        if ranks.first:
+            shutil.rmtree(directory)
+        raise TrainingError(f"{unfit}; nothing was trained or published")
     learner = Learner(model, config)
     learner.restore(kept)
-    gradients = gradients_of(job, scorer, start, ranks)
+    gradients = gradients_of(near, scorer, start, ranks)
     checkpoint_writer = CheckpointWriter(directory, config.checkpoint_every_s, config.save_steps)
+    phase = plan[0].phase
     note = Notes(job, len(plan) - train_state.done)
 
     while train_state.done < len(plan) and train_state.stopped is None:
         step = plan[train_state.done]
         began = time.monotonic()
+        if step.phase != phase:
+            phase, start = step.phase, phase_scores(step.phase, near, start, scorer, directory, ranks)
+            gradients = gradients_of(near, scorer, start, ranks)
 
         # Forward, loss and backward, pack by pack. The sums are those of all processes.
         with dropout_on(model, config, train_state.done, ranks.rank):
@@ -133,7 +146,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
         at_the_end = train_state.done == len(plan) or train_state.stopped is not None
         due = config.eval_steps is not None and (at_the_end or train_state.done % config.eval_steps == 0)
         if due and "eval_loss" not in train_state.history[-1]:
-            train_state.history[-1] |= evaluate(job, scorer, start, ranks)
+            train_state.history[-1] |= evaluate(near, scorer, start, ranks)
 
         # Keep a checkpoint now and then, and always at the end of a phase.
         if ranks.first:
@@ -142,7 +155,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
 
     if ranks.first:
         publish(job, model, scorer)
-    return measures.update_metrics(job, train_state)
+    return measures.update_metrics(near, train_state)
 
 
 def is_published(job: TrainJob) -> bool:

@@ -51,7 +51,7 @@ class LossInput:
     """
 
     logprob_N: Tensor  # log-probability under the policy in training, with gradient
-    old_N: Tensor  # log-probability under the policy at the start of the update; `recorded_N` if that was not computed
+    old_N: Tensor  # log-probability under the policy at the start of the phase; `recorded_N` if that was not computed
     recorded_N: Tensor  # log-probability under the policy that sampled the token, as it was recorded
     advantage_N: Tensor  # advantage of the token's trajectory
     trajectory_N: Tensor  # number (int64) of the token's trajectory, at least 0 and below `trajectories_in_step`
@@ -78,6 +78,8 @@ class LossMetrics:
     dropped_tokens: int = 0  # number of tokens in trajectories dropped by `off_policy_nats`
     dropped_trajectories: int = 0  # number of trajectories dropped by `off_policy_nats`
     kl_nats: float = 0.0  # k2 estimate of KL(policy that sampled || policy in training): half the squared log ratio
+    # k2 estimate of KL(policy at the start of the phase || policy in training); equals `kl_nats` if `old` is recorded
+    update_kl_nats: float = 0.0
     # Estimate of KL(trained || reference) as `kl_estimator` says, multiplied by the ratio; 0 without a reference.
     reference_kl_nats: float = 0.0
     entropy_nats: float = 0.0  # entropy of the tokens' distributions; 0 if `entropy_N` is not given
@@ -265,6 +267,7 @@ def _metrics(batch: LossInput, terms: _Terms, surrogate: _Surrogate, kept_N: Ten
         "clipped_high": surrogate.high_N & kept_N,
         "dropped_tokens": ~kept_N,
         "kl_nats": near_N.square() / 2,
+        "update_kl_nats": terms.log_ratio_N.square() / 2,
         "reference_kl_nats": kl_N,
         "entropy_nats": torch.zeros_like(near_N) if batch.entropy_N is None else batch.entropy_N,
         "weight": weight_N,
