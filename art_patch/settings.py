@@ -77,6 +77,19 @@ class Settings(BaseModel):
     """Held-out scenarios without which the gate cannot decide; until there are as many, nothing is trained. Fewer than
     30 hardly ever show a task that a candidate ruins."""
 
+    gate_judge: Annotated[str | None, Option(env=True)] = None
+    """Model that judges in the gate, by its litellm name. Default: `judge`. A policy learns to please the judge that it
+    is trained with, so another judge notices more. The gains by both are shown."""
+
+    gate_judge_base_url: Annotated[str | None, Option(env=True)] = None
+    """Address of `gate_judge`. Default: the provider's own."""
+
+    gate_judge_api_key: str | None = Field(default=None, repr=False)
+    """API key of `gate_judge`. Default: the key that litellm finds in the environment."""
+
+    gate_rubric: Annotated[str | None, Option(env=True)] = None
+    """Rubric for the gate: a file, or the text itself. Default: `rubric`."""
+
     canary_hours: float = Field(default=168.0, gt=0)
     """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected; after a
     day, already if the traffic cannot give one within this time."""
@@ -279,7 +292,7 @@ class Settings(BaseModel):
                 raise ValueError(f"{name!r} names no check; write module:function, several separated by commas")
         return names
 
-    @field_validator("base_url", "judge_base_url", "embeddings_base_url", "feedback_base_url")
+    @field_validator("base_url", "judge_base_url", "gate_judge_base_url", "embeddings_base_url", "feedback_base_url")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):

@@ -259,6 +259,11 @@ class Judging(JudgeModel):
         """Return the judge that the settings name, with the budget of these options."""
         return make_judge(chosen, rewards.Budget(self.max_usd, self.max_calls), max_prompt_tokens)
 
+    def limited_judges(self, chosen: Settings) -> tuple[rewards.Judge, rewards.Judge | None]:
+        """Return the judge and the gate's own, or `None`, that the settings name; they share the options' budget."""
+        budget = rewards.Budget(self.max_usd, self.max_calls)
+        return make_judge(chosen, budget), _make_gate_judge(chosen, budget)
+
 
 def make_judge(
     chosen: Settings, budget: rewards.Budget | None = None, max_prompt_tokens: int | None = None
@@ -271,6 +276,22 @@ def make_judge(
         rubric=rewards.load_rubric(chosen.rubric),
         budget=budget,
         max_prompt_tokens=max_prompt_tokens,
+    )
+
+
+def _make_gate_judge(chosen: Settings, budget: rewards.Budget) -> rewards.Judge | None:
+    if chosen.gate_judge is None:
+        if chosen.gate_judge_base_url is not None or chosen.gate_judge_api_key is not None:
+            raise ConfigError("the gate's judge has an address or key and no name; set ART_PATCH_GATE_JUDGE, too")
+        if chosen.gate_rubric is None:
+            return None
+        return make_judge(chosen.model_copy(update={"rubric": chosen.gate_rubric}), budget)
+    return rewards.Judge(
+        chosen.gate_judge,
+        base_url=chosen.gate_judge_base_url,
+        api_key=chosen.gate_judge_api_key,
+        rubric=rewards.load_rubric(chosen.gate_rubric or chosen.rubric),
+        budget=budget,
     )
 
 

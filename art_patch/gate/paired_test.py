@@ -197,14 +197,24 @@ def scenarios_needed(
     as many scenarios of each unit as now. `None` if more would not help: the observed mean is not above the margin, or
     its spread is unknown.
     """
-    over, by_unit = mean(differences) - margin, _by_unit(differences, units)
-    if over <= 0 or len(by_unit) < 2:
+    over, sd = mean(differences) - margin, spread(differences, units)
+    if over <= 0 or math.isnan(sd):
         return None
     z_level, z_power = map(NormalDist().inv_cdf, (level, 0.8))
+    return max(len(differences) + 1, fewest(level), math.ceil(((z_level + z_power) * sd / over) ** 2))
+
+
+def spread(differences: Sequence[float], units: Sequence[Hashable] | None = None) -> float:
+    """Return the standard error of the mean times the square root of the number of differences; NaN for one unit.
+
+    Without units this is the standard deviation; with units that differ it is larger.
+    """
+    by_unit = _by_unit(differences, units)
     centre, count = mean(differences), len(by_unit)
-    spread = math.fsum((total - size * centre) ** 2 for total, size in by_unit) / len(differences)
-    steps = (z_level + z_power) * math.sqrt(spread * count / (count - 1)) / over
-    return max(len(differences) + 1, fewest(level), math.ceil(steps**2))
+    if count < 2:
+        return math.nan
+    squares = math.fsum((total - size * centre) ** 2 for total, size in by_unit) / len(differences)
+    return math.sqrt(squares * count / (count - 1))
 
 
 # --- non-inferiority ---

@@ -109,6 +109,18 @@ def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
     return replace(verdict, promote=False, needs_canary=False, reason=reason)
 
 
+def false_promotions(gated_at: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Return the gate runs a year, and how many of them promote a policy that is only equal, if all are.
+
+    `gated_at` has the times of all gate runs so far, in seconds. `None` if they are within one day.
+    """
+    days = (max(gated_at) - min(gated_at)) / 86_400 if gated_at else 0.0
+    if days < 1:
+        return None
+    runs = 365 * (len(gated_at) - 1) / days
+    return runs, (1 - level) * runs
+
+
 def _ruined(differences: Mapping[str, float], config: GateConfig) -> tuple[list[str], str]:
     """Return the worst scenarios, the worst first, and a sentence on them, if the candidate loses too much there."""
     order = sorted(differences, key=lambda key: (differences[key], key))

@@ -1,7 +1,7 @@
 """Compares the champion's answers with upstream's: "switch", "do not switch" or "not enough data", with reasons.
 
-Quality decides first: if the champion is worse than upstream by more than a margin, or fails more often, the advice is
-not to switch. Then costs decide: if the champion is as good but costs more, the advice is not to switch; if it is
+Quality decides first: if the champion is worse than upstream by more than `max_loss`, or fails more often, the advice
+is not to switch. Then costs decide: if the champion is as good but costs more, the advice is not to switch; if it is
 better, the advice is to switch. If prices are not known, only quality decides, and a reason says so. With too few
 scores there is no verdict, however much money the champion saves.
 
@@ -175,8 +175,10 @@ class Report:
     money: Money
 
 
-def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, margin: float = 0.05) -> Report:
-    """Return the advice whether to switch; a mean score at most `margin` lower than upstream's counts as good."""
+def make_report(
+    usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None = None, max_loss: float = 0.05
+) -> Report:
+    """Return the advice whether to switch; a mean score at most `max_loss` lower than upstream's counts as good."""
     champion, upstream, others = _three(usage)
     money = count_money(usage, prices, gpu_usd_per_hour=gpu_usd_per_hour)
     comparisons = (compare_rewards(usage.runs, usage.champion), compare_judged(usage.runs, usage.champion))
@@ -191,7 +193,7 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
         _side("other policies", others, all_calls),
         _side("upstream", upstream, all_calls),
     ]
-    verdict, reasons = _verdict(usage, champion, upstream, comparisons, money, margin)
+    verdict, reasons = _verdict(usage, champion, upstream, comparisons, money, max_loss)
     return Report(
         since=usage.since,
         until=usage.until,
@@ -217,7 +219,7 @@ def make_report(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None 
 
 
 def _verdict(
-    usage: Usage, champion: Served, upstream: Served, comparisons: Sequence[Comparison], money: Money, margin: float
+    usage: Usage, champion: Served, upstream: Served, comparisons: Sequence[Comparison], money: Money, max_loss: float
 ) -> tuple[Answer, list[str]]:
     if usage.champion is None:
         return "not enough data", ["no policy serves; start `art-patch serve --base MODEL`"]
@@ -228,13 +230,17 @@ def _verdict(
     if found is None or found.low is None or found.high is None:
         return "not enough data", [_what_is_missing(comparisons)]
     said = _in_words(found)
-    # The whole interval is below the margin: worse. A part of it is: unknown. None of it is: good enough.
-    if found.high < -margin:
-        return "do not switch", [f"{said}: worse than the margin of {margin:g} allows"]
-    if found.low <= -margin:
-        return "not enough data", [f"{said}: it may be worse than the margin of {margin:g} allows; more scores tell"]
+    # The whole interval is below the largest loss: worse. A part of it is: unknown. None of it is: good enough.
+    if found.high < -max_loss:
+        return "do not switch", [f"{said}: worse by more than the largest loss of {max_loss:g}"]
+    if found.low <= -max_loss:
+        needed = prompts_needed(found, max_loss)
+        more = "more would hardly help" if needed is None else f"if it is as it looks, about {needed:,} would tell"
+        counted = "runs with a reward of each" if found.kind == "reward" else "groups with both"
+        many = f"{min(found.ours_scored, found.theirs_scored):,} {counted}"
+        return "not enough data", [f"{said}: it may be worse by more than {max_loss:g}; {many}, {more}"]
     better = found.low > 0
-    reasons = [f"{said}: {'better' if better else f'as good, within the margin of {margin:g}'}"]
+    reasons = [f"{said}: {'better' if better else f'as good, not worse by more than {max_loss:g}'}"]
     saved = money.saved_if_all_usd
     if saved is None:
         return "switch", [*reasons, "on quality alone: what it costs is not known"]
@@ -242,6 +248,20 @@ def _verdict(
         return "switch", [*reasons, f"with every call it would have saved ${saved:,.2f} in this time"]
     reasons.append(f"with every call it would have cost ${-saved:,.2f} more than upstream in this time")
     return ("switch", [*reasons, "it pays in quality only"]) if better else ("do not switch", reasons)
+
+
+def prompts_needed(found: Comparison, max_loss: float) -> int | None:
+    """Return how many scores of each side would probably prove a loss of at most `max_loss`, with a power of 80 %.
+
+    `None` if no number would: the champion seems to be worse by more than that, or there are no limits yet.
+    """
+    difference, low, high = found.difference, found.low, found.high
+    if difference is None or low is None or high is None or difference + max_loss <= 0:
+        return None
+    z_level, z_power = map(NormalDist().inv_cdf, ((1 + LEVEL) / 2, 0.8))
+    # Limits come closer with the root of the number of scores.
+    shrink = (high - low) / 2 * (1 + z_power / z_level) / (difference + max_loss)
+    return math.ceil(min(found.ours_scored, found.theirs_scored) * shrink**2)
 
 
 def _fails_more(champion: Served, upstream: Served) -> str | None:

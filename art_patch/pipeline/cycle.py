@@ -44,6 +44,7 @@ def retrain(
     adapters: Path,
     config: CycleConfig,
     *,
+    gate_judge: OrderedJudge | None = None,
     who: str,
     progress: Progress,
     now: float | None = None,
@@ -52,6 +53,7 @@ def retrain(
     """Run one cycle, from grouping to promotion, and return its report.
 
     Args:
+        gate_judge: decides in the gate; by default `judge` does.
         adapters: directory of the published policies; its parent is the project's directory.
         who: the person or job that the ledger records.
         clock: a clock in seconds with any origin, which measures `max_minutes`.
@@ -71,7 +73,7 @@ def retrain(
         pruning_at_end(held.store, config, progress, who=who, now=now),
     ):
         limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock)
-        run = Cycle(held.store, judge, config, limit, at, engine, adapters, who)
+        run = Cycle(held.store, judge, config, limit, at, engine, adapters, who, gate_judge=gate_judge)
         # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.
         champion = run.store.ledger.champion()
         name = champion and champion.name

@@ -92,13 +92,15 @@ class Cycle(Run):
     engine: serving.EngineClient
     adapters: Path  # directory of the published policies; its parent is the project's directory
     who: str  # the person or job that the ledger and the audit log record
+    # Decides in the gate in place of `judge`, whose scores are then shown beside it; `None`: `judge` decides.
+    gate_judge: rewards.OrderedJudge | None = field(default=None, kw_only=True)
 
 
 Outcome = Literal[
     "promoted", "rejected", "nothing to do", "out of time", "not idle", "waits for approval", "canary", "failed"
 ]
 
-LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "job")
+LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""
 KEPT = 200  # number of reports that are kept; older ones are deleted
 _WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure of a user does not look into reports

@@ -8,6 +8,7 @@ all prompts, and one row for each check.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from art_patch import gate, promotion, rewards
 from art_patch._lib.ids import new_id
+from art_patch.errors import JudgeError
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.replay_runs import Reruns, rerun
 from art_patch.pipeline.resample_turns import answer_again, is_text
@@ -44,7 +46,13 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     compared = _compared_in(answers, reruns.repeated)
     ours, theirs = ([run for one in compared for run in one.sides[side]] for side in (0, 1))
     checked = rewards.run_checks(ours, checks), rewards.run_checks(theirs, checks)
-    scored = judge_both(run, comparisons, reruns.repeated, [score for side in checked for score in side.scores])
+    given = [score for side in checked for score in side.scores]
+    scored = judge_both(run, comparisons, reruns.repeated, given, judge=run.gate_judge or run.judge)
+    beside = None
+    if run.gate_judge is not None:
+        # It decides nothing here, so its failure is no reason to lose the gate's work.
+        with suppress(JudgeError):
+            beside = judge_both(run, comparisons, reruns.repeated, given, judge=run.judge)
     # A lost run is a scenario without a score, and not one that was never asked: too many of them reject.
     judged = replace(scored.judged, unscored=(*scored.judged.unscored, *(turn.scenario_key for turn in reruns.lost)))
     # The suite is a check of its own: its prompts were chosen by a person and say nothing about traffic.
@@ -61,11 +69,17 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
         *_check_findings(compared, checked, checks, config, seed, user_of),
     )
     verdict = gate.with_findings(verdict, findings)
+    gains = _gains(scored, beside, _check_values(compared, checked, checks), compared, user_of, seed)
+    if gains and (words := gate.told(gains[0], gains[1:])):
+        verdict = replace(verdict, reason=f"{verdict.reason}; {words}")
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
     metrics = _counts(asked, held_out, judged, scored, config) | dict(verdict.metrics)
     if reruns.metrics is not None:
         metrics["reruns"] = dict(reruns.metrics) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
     metrics["checks"] = [asdict(finding) for finding in findings]
+    metrics["gains"] = [{name: value for name, value in asdict(gain).items() if name != "sd"} for gain in gains]
+    if beside is not None:
+        metrics["judge_calls"] += sum(report.calls for report in beside.reports)
     run.metrics["gate"] = metrics
     return replace(verdict, reason=_reason(verdict, held_out), metrics=metrics)
 
@@ -169,11 +183,13 @@ class Scored:
     judged: gate.Judged  # for each turn; a repeated scenario counts as one
     reports: tuple[rewards.JudgeReport, ...]  # one for each order
     largest: float  # 1 if no reward is larger
+    own: frozenset[str]  # keys of the scenarios that rewards by the app or by a check decided, and no judge
 
 
 def judge_both(
-    run: Cycle, turns: Sequence[gate.BlindComparison], repeated: Sequence[gate.Repeated], checked: Sequence[Score] = ()
-) -> Scored:
+    run: Cycle, turns: Sequence[gate.BlindComparison], repeated: Sequence[gate.Repeated],
+    checked: Sequence[Score] = (), *, judge: rewards.OrderedJudge,
+) -> Scored:  # fmt: skip
     """Let the judge rank the answers, and the runs without a reward of their own; average its scores over the orders.
 
     `checked` has the scores of the user's checks on the runs. `JudgeError` if an order has no score.
@@ -186,7 +202,8 @@ def judge_both(
     ]
     rewards_of = partial(rewards.rewards_G, combination=run.config.combination)
     unknown = [group for (_, group, _), seen in zip(runs, known, strict=True) if None in rewards_of(seen)]
-    reports = _judge_reports(run, [*(group for _, group, _ in turns), *unknown])
+    own = frozenset(group.scenario_key for _, group, _ in runs) - {group.scenario_key for group in unknown}
+    reports = _judge_reports(run, [*(group for _, group, _ in turns), *unknown], judge)
     of_turns = {sibling.id for _, group, _ in turns for sibling in group.trajectories}
     # Scores of turns come from the judge alone: an answer to a single turn has no reward of the app.
     orders = [{s.trajectory_id: s.value for s in report.scores if s.trajectory_id in of_turns} for report in reports]
@@ -203,16 +220,16 @@ def judge_both(
     largest = max([1.0, *(abs(reward) for of_runs in rewards_of_runs for reward in of_runs.values())])
     for order, of_runs in zip(orders, rewards_of_runs, strict=True):
         order |= {key: reward / largest for key, reward in of_runs.items()}
-    return Scored(gate.merge_orders([*turns, *runs], orders), tuple(reports), largest)
+    return Scored(gate.merge_orders([*turns, *runs], orders), tuple(reports), largest, own)
 
 
-def _judge_reports(run: Cycle, groups: Sequence[Group]) -> list[rewards.JudgeReport]:
+def _judge_reports(run: Cycle, groups: Sequence[Group], judge: rewards.OrderedJudge) -> list[rewards.JudgeReport]:
     """Return the judge's report on the groups for each order. The judge's cache is not used."""
     orders = _ORDERS[: run.config.gate.orders]
 
     def report(place: int, order: rewards.Order) -> rewards.JudgeReport:
         before, total = place * len(groups), len(orders) * len(groups)
-        return run.judge.score_groups(
+        return judge.score_groups(
             groups,
             order=order,
             # `known` stays empty: old scores were given beside other siblings, and the gate compares these two.
@@ -251,12 +268,26 @@ def _check_findings(
     most `config.max_worse` (a share of the check's range). Turns without a score are left out. If only one policy has
     scores on too many turns (`config.max_unscored`), the finding fails, too.
     """
-    range_of = {check.version: (check.lowest, check.highest) for check in checks}
-    heard: dict[str, tuple[dict[int, float], dict[int, float]]] = defaultdict(lambda: ({}, {}))
     findings: list[gate.Finding] = []
     for side, who in enumerate(("candidate", "champion")):
+        findings += _failures(found[side].failures, sum(len(one.sides[side]) for one in compared), who, config)
+    keys = [one.scenario_key for one in compared]
+    compare = partial(_compare, keys=keys, config=config, seed=seed, user_of=user_of)
+    heard = _check_values(compared, found, checks)
+    return *findings, *(compare(name, ours, theirs) for name, (ours, theirs) in heard.items())
+
+
+_Values = Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]
+"""Name of a check's score -> its mean by place in `compared`, from 0 to 1, of the candidate and of the champion."""
+
+
+def _check_values(
+    compared: Sequence[_Compared], found: tuple[rewards.Checked, rewards.Checked], checks: Sequence[rewards.Check]
+) -> _Values:
+    range_of = {check.version: (check.lowest, check.highest) for check in checks}
+    heard: dict[str, tuple[dict[int, float], dict[int, float]]] = defaultdict(lambda: ({}, {}))
+    for side in (0, 1):
         place_of = {run.id: place for place, one in enumerate(compared) for run in one.sides[side]}
-        findings += _failures(found[side].failures, len(place_of), who, config)
         values: dict[tuple[str, int], list[float]] = defaultdict(list)
         for score in found[side].scores:
             # Onto 0..1, because the gate's `max_worse` is a share of the scale.
@@ -264,9 +295,27 @@ def _check_findings(
             values[score.name, place_of[score.trajectory_id]].append((score.value - lowest) / (highest - lowest))
         for (name, place), given in values.items():
             heard[name][side][place] = fmean(given)
-    keys = [one.scenario_key for one in compared]
-    compare = partial(_compare, keys=keys, config=config, seed=seed, user_of=user_of)
-    return *findings, *(compare(name, ours, theirs) for name, (ours, theirs) in heard.items())
+    return heard
+
+
+def _gains(
+    scored: Scored, beside: Scored | None, checked: _Values, compared: Sequence[_Compared],
+    user_of: Mapping[str, str | None], seed: int,
+) -> list[gate.Gain]:  # fmt: skip
+    """Return what the judge that trains, the gate's own judge, the app's rewards and the checks say, in this order."""
+
+    def judged(judge: Scored, own: bool) -> list[gate.Pair]:
+        pairs = (pair for pair in judge.judged.pairs if not pair[0].startswith(gate.PREFIX))
+        return [pair for pair in pairs if (pair[0] in judge.own) is own]
+
+    found = {"the judge": judged(scored, False)}
+    if beside is not None:
+        found = {"the training judge": judged(beside, False), "the gate's judge": judged(scored, False)}
+    found["your rewards"] = judged(scored, True)
+    for name, (ours, theirs) in checked.items():
+        both = sorted(ours.keys() & theirs.keys())
+        found[f"check {name}"] = [(compared[place].scenario_key, ours[place], theirs[place]) for place in both]
+    return [gate.paired_gain(name, pairs, user_of=user_of, seed=seed) for name, pairs in found.items() if pairs]
 
 
 def _runs(turn: gate.Turn, given: gate.Given) -> tuple[Trajectory, ...]:
@@ -294,7 +343,7 @@ def _failures(failures: dict[str, int], answers: int, who: str, config: gate.Gat
 
 
 def _compare(
-    name: str, ours: dict[int, float], theirs: dict[int, float], *,
+    name: str, ours: Mapping[int, float], theirs: Mapping[int, float], *,
     keys: list[str], config: gate.GateConfig, seed: int, user_of: Mapping[str, str | None],
 ) -> gate.Finding:  # fmt: skip
     either, both = ours.keys() | theirs.keys(), ours.keys() & theirs.keys()

@@ -55,7 +55,14 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
 
     A candidate is rejected if the champion has changed since the gate began: it was compared with the old one.
     """
-    won, reason, metrics = verdict.promote, verdict.reason, {"gate": verdict.metrics}
+    # Users who are too few for the gate are no obstacle to a canary, which compares sessions.
+    won = verdict.promote or (verdict.needs_canary and run.config.promotion == "canary")
+    reason, metrics = verdict.reason, {"gate": verdict.metrics}
+    gated_at = [p.created_at for p in run.store.ledger.policies() if "gate" in p.metrics or p.name == candidate.name]
+    if (yearly := gate.false_promotions(gated_at, run.config.gate.level)) is not None:
+        metrics = {"gate": dict(verdict.metrics) | {"runs_a_year": yearly[0], "false_promotions_a_year": yearly[1]}}
+        run.metrics["gate"] = metrics["gate"]
+        reason += f"; {yearly[0]:.0f} gate runs a year promote {yearly[1]:.1f} policies by chance if none is better"
     # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
     if (decided := decided_elsewhere(run, candidate.name)) is not None:
         return decided
@@ -138,7 +145,7 @@ def watch_once(
     times = {"rest_s": config.rest_s, "silence_s": config.silence_s}
     evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state, now=at, **times)
     hours = (at - route.challenger_since) / 3600
-    verdict = promotion.decide(evidence, state=state, hours=hours, config=config)
+    verdict = promotion.with_gains(promotion.decide(evidence, state=state, hours=hours, config=config), evidence)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
         outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, at)

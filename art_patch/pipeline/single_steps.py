@@ -31,6 +31,7 @@ def evaluate(
     policy: str,
     against: str | None = None,
     *,
+    gate_judge: rewards.OrderedJudge | None = None,
     who: str,
     progress: Progress,
     now: float | None = None,
@@ -45,7 +46,9 @@ def evaluate(
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ours, theirs = _policies(held.store, policy, against)
         at = time.time() if now is None else now
-        run = Cycle(held.store, judge, config, held.guarding(progress), at, engine, adapters, who)
+        run = Cycle(
+            held.store, judge, config, held.guarding(progress), at, engine, adapters, who, gate_judge=gate_judge
+        )
         with _unloading(run, ours.name, theirs.name):
             return theirs.name, gate_run.run_gate(run, ours, theirs)
 

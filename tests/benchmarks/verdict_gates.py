@@ -10,6 +10,10 @@ turn in two orders.
   judge's scale, and on one worse by 0.45; the judge's mean of a scenario errs by one of `ERRORS`.
 - `gate_power`, `gate_power_users`: a candidate that is better by 0.5, with 30 scenarios that are independent, and with
   60 of 15 users who differ.
+- `judge_bias_told`: the judge gives our style 0.1 more while the truth falls by 0.1. Share of the reports that show
+  both gains with limits, and name the disagreement or the number of values that it takes; worst of four kinds. Gate: a
+  check that knows the truth of 6 or of all 60 scenarios. Canary: feedback on a tenth of the sessions, after 1,000
+  sessions and after `ENOUGH` of them. That many suffice, so there only reports count that name the disagreement.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from art_patch.gate import GateConfig, decide
+from art_patch import promotion
+from art_patch.gate import GateConfig, decide, paired_gain, told
+from art_patch.types import ArmCall, ArmTraffic, Score
 from tests.support.benchmark_report import Target, say
 
 TARGETS = (
@@ -27,11 +33,14 @@ TARGETS = (
     Target("gate_skew_worst", None, 0.06, "the same where one task of ten is ruined, less two standard errors"),
     Target("gate_power", 0.9, None, "of policies better by 0.5 sd promoted, 30 scenarios"),
     Target("gate_power_users", 0.6, None, "the same, 60 scenarios of 15 users who differ"),
+    Target("judge_bias_told", 0.9, None, "of reports on a judge that likes our style, worst kind"),
 )
 
 CONFIG = GateConfig()
 JUDGE_ERROR = 0.5
 ERRORS = (0.0, 0.05, 0.1, 0.175)
+BIAS = 0.1
+ENOUGH = 15_000
 
 # Scores of the turns, and the users of the scenarios.
 World = tuple[list[tuple[str, float, float]], dict[str, str | None]]
@@ -105,7 +114,66 @@ def gates(pool: Any, draws: int) -> dict[str, float]:
     metrics |= {"gate_equal_rate": rates["equal 30"]}
     for kind in ("users", "skew"):
         metrics[f"gate_{kind}_rate"], metrics[f"gate_{kind}_worst"] = worst(kind)
-    return metrics
+    told_rates: dict[str, float] = {}
+    for kind in KINDS:
+        some = max(40, draws // 20) if kind.startswith("canary") else draws
+        told_rates[kind] = fmean(pool.imap_unordered(is_told, [(kind, number) for number in range(some)], 1))
+        say(f"a judge that likes our style, {kind}: {told_rates[kind]:.4f} told")
+    return metrics | {"judge_bias_told": min(told_rates.values())}
+
+
+def gate_report(rng: random.Random, known: int) -> str:
+    """What a gate says of both gains, if a check knows the truth of so many of the 60 scenarios."""
+    judged: list[tuple[str, float, float]] = []
+    checked: list[tuple[str, float, float]] = []
+    for number in range(60):
+        for _ in range(CONFIG.turns_per_scenario):
+            ours, theirs = ranked(rng, 0.0)
+            judged.append((f"s{number}", ours + BIAS / 2, theirs - BIAS / 2))
+            if number < known:
+                rates = (fmean(rng.random() < rate for _ in range(CONFIG.samples)) for rate in (0.6 - BIAS, 0.6))
+                checked.append((f"s{number}", *rates))
+    return told(paired_gain("the judge", judged), [paired_gain("check truth", checked)])
+
+
+def canary_report(rng: random.Random, sessions: int) -> str:
+    """What a canary's test says of both gains after so many sessions, half of them the canary's."""
+    calls: list[ArmCall] = []
+    scores: list[Score] = []
+    for number in range(sessions):
+        new, at, group = rng.random() < 0.5, 100.0 * number, f"g{number // 4}"
+        calls.append(
+            ArmCall(
+                f"c{number}", f"t{number}", f"s{number}", group, at, "agent@1" if new else "agent@0",
+                duration_ms=500.0, status="ok", fell_back=False, ttft_ms=None, empty=False,
+            )
+        )  # fmt: skip
+        liked = min(1.0, max(0.0, 0.45 + BIAS * new + rng.gauss(0, 0.2)))
+        scores.append(Score(f"j{number}", f"t{number}", "ruler", liked, "ruler", at + 500.0, group_id=group))
+        if rng.random() < 0.1:
+            value = float(rng.random() < 0.6 - BIAS * new)
+            scores.append(Score(f"f{number}", f"t{number}", "thumbs", value, "user", at + 10.0))
+    traffic, now = ArmTraffic(tuple(calls), tuple(scores), ((-100.0, 50.0),)), 100.0 * sessions + 86_400.0
+    evidence = promotion.evidence_of(traffic, challenger="agent@1", champion="agent@0", state="canary", now=now)
+    verdict = promotion.decide(evidence, state="canary", hours=24.0, config=promotion.CanaryConfig())
+    return promotion.with_gains(verdict, evidence).reason
+
+
+KINDS: dict[str, Callable[[random.Random], str]] = {
+    "gate, 6 checked": lambda rng: gate_report(rng, 6),
+    "gate, 60 checked": lambda rng: gate_report(rng, 60),
+    "canary, 1,000": lambda rng: canary_report(rng, 1_000),
+    "canary, enough": lambda rng: canary_report(rng, ENOUGH),
+}
+
+
+def is_told(job: tuple[str, int]) -> bool:
+    """Whether a report shows both gains with limits, and says that they disagree or what it takes to show that."""
+    kind = job[0]
+    report = KINDS[kind](random.Random(f"{job}"))
+    shown = "gains: the judge" in report and report.count(" to +") + report.count(" to -") >= 2
+    says = "disagree" in report or ("takes about" in report and not kind.endswith("enough"))
+    return shown and says
 
 
 def less_two_errors(rates: Iterable[float], draws: int) -> float:

@@ -18,6 +18,7 @@ from art_patch.insights.switch_advice import (
     compare_rewards,
     count_money,
     difference_interval,
+    prompts_needed,
     quantile,
 )
 from art_patch.types import RunValue, Served, Usage
@@ -175,17 +176,25 @@ WORSE = rewarded("a@2", 100, 100) + rewarded(None, 180, 20)
 UNCLEAR = rewarded("a@2", 20, 20) + rewarded(None, 20, 20)
 
 
+def test_how_many_scores_prove_that_nothing_is_lost():
+    equal = rewarded("a@2", 200, 200) + rewarded(None, 200, 200)
+    needed = prompts_needed(compare_rewards(equal, "a@2"), 0.05)
+    assert needed == pytest.approx(1_568, rel=0.02)  # (1.96 + 0.84)^2 * 2 * 0.25 / 0.05^2
+    assert prompts_needed(compare_rewards(WORSE, "a@2"), 0.05) is None
+    assert prompts_needed(compare_rewards([], "a@2"), 0.05) is None
+
+
 @pytest.mark.parametrize(
     ("runs", "gpu", "verdict", "words"),
     [
         (BETTER, 0.0, "switch", ["better", "would have saved $1.20"]),
         (BETTER, None, "switch", ["better", "on quality alone"]),
         (BETTER, 1.0, "switch", ["better", "would have cost $166.80 more", "it pays in quality only"]),
-        (EQUAL, 0.0, "switch", ["as good, within the margin of 0.05", "would have saved"]),
+        (EQUAL, 0.0, "switch", ["as good, not worse by more than 0.05", "would have saved"]),
         (EQUAL, None, "switch", ["as good", "what it costs is not known"]),
         (EQUAL, 1.0, "do not switch", ["as good", "would have cost $166.80 more"]),
-        (WORSE, 0.0, "do not switch", ["worse than the margin of 0.05 allows"]),
-        (UNCLEAR, 0.0, "not enough data", ["it may be worse"]),
+        (WORSE, 0.0, "do not switch", ["worse by more than the largest loss of 0.05"]),
+        (UNCLEAR, 0.0, "not enough data", ["it may be worse by more than 0.05;", "if it is as it looks, about"]),
         (rewarded(None, 99, 1), 0.0, "not enough data", ["0 of its runs and 100 of upstream's", "30 each are needed"]),
         (judged([(0.9, 0.5)] * 12), 0.0, "switch", ["by the judge's scores", "+0.400, between +0.400 and +0.400"]),
         (judged([(0.5, 0.9)] * 12), 0.0, "do not switch", ["worse"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from art_patch.pipeline import CycleConfig, CycleReport, retrain
 from art_patch.promotion import promote
 from art_patch.rewards import Judge
 from art_patch.types import Policy
-from tests.support.cycles import CONFIG, TRAINING, Place, jobs, rewarded_traffic
+from tests.support.cycles import CONFIG, TRAINING, Place, jobs, reward, rewarded_traffic
 
 
 def reports(place: Place) -> list[dict]:
@@ -108,6 +109,17 @@ def test_a_winner_may_be_tested_on_traffic_first_and_nothing_is_trained_meanwhil
     report = place.cycle(judge, config)
     assert (report.outcome, report.candidate, set(place.stages)) == ("canary", "agent@1", {"group"})
     assert place.states() == {"agent@0": "champion", "agent@1": "canary"}
+
+
+@pytest.mark.parametrize("promotion", ["auto", "canary"])
+def test_too_few_users_for_the_gate_are_enough_for_a_canary(place: Place, judge: Judge, promotion: Any):
+    place.traffic(user="ann")
+    reward(place)
+    report = place.cycle(judge, replace(TRAINING, promotion=promotion))
+    assert report.reason.startswith("cannot decide: the scenarios come from 1 user, at least 5 are needed")
+    assert report.outcome == ("canary" if promotion == "canary" else "rejected")
+    assert place.states() == {"agent@0": "champion", "agent@1": report.outcome}
+    assert report.metrics["gate"]["users_needed"] == 5
 
 
 def test_who_was_tested_against_a_champion_that_a_person_replaced_meanwhile_is_rejected(place: Place, judge: Judge):

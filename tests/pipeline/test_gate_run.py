@@ -35,12 +35,14 @@ from tests.support.ruled_gate import (
 
 def decided(
     store: Store, *, says: Says = says, judge: RuledJudge | None = None, candidate: Policy = CANDIDATE,
-    now: float = 9.0, checks: Sequence[Callable[[Trajectory], Any]] = (), **gate: Any,
+    now: float = 9.0, checks: Sequence[Callable[[Trajectory], Any]] = (), gate_judge: RuledJudge | None = None,
+    **gate: Any,
 ) -> tuple[Verdict, dict[str, Any]]:  # fmt: skip
     small = GateConfig(**{"min_scenarios": 8} | gate)
     config = CycleConfig(gate=small, checks=tuple(make_check(check) for check in checks))
     run = Cycle(
-        store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test"  # type: ignore[arg-type]
+        store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test",  # type: ignore[arg-type]
+        gate_judge=gate_judge,
     )  # fmt: skip
     verdict = run_gate(run, candidate, CHAMPION)
     assert json.loads(json.dumps(verdict.metrics, allow_nan=False)) == verdict.metrics == run.metrics["gate"]
@@ -138,6 +140,35 @@ def test_a_users_own_checks_may_not_get_worse_and_must_be_able_to_say(store: Sto
     assert "check broken: raised KeyError, on 40 of 40 answers of the candidate; mend the check" in verdict.reason
     verdict, metrics = decided(store, checks=[one_sided])
     assert "check one_sided speaks of one policy's answers alone on 10 of 10 turns" in verdict.reason
+
+
+def test_the_gates_own_judge_decides_and_both_gains_are_shown(store: Store):
+    def strict(answer: str, place: int) -> float:
+        return 1 - rates(answer, place)
+
+    trains, decides = RuledJudge(rates), RuledJudge(strict)
+    verdict, metrics = decided(store, judge=trains, gate_judge=decides)
+    assert (verdict.promote, len(trains.asked), len(decides.asked)) == (False, 2 * COUNT, 2 * COUNT)
+    assert (metrics["difference"], metrics["judge_calls"]) == (pytest.approx(-0.3), 4 * COUNT)
+    assert [(one["name"], one["mean"], one["count"]) for one in metrics["gains"]] == [
+        ("the training judge", pytest.approx(0.3), COUNT),
+        ("the gate's judge", pytest.approx(-0.3), COUNT),
+    ]
+    assert verdict.reason.endswith(
+        "gains: the training judge +0.300 (+0.300 to +0.300, 10 scenarios), the gate's judge -0.300 (-0.300 to -0.300, "
+        "10 scenarios); the training judge and the gate's judge disagree: the policy may please the judge alone"
+    )
+    # Its scores decide nothing, so the gate does without them.
+    silent = RuledJudge(rates, skips=lambda group, order: True)
+    verdict, metrics = decided(store, judge=silent, gate_judge=RuledJudge(rates))
+    assert (verdict.promote, [one["name"] for one in metrics["gains"]]) == (True, ["the gate's judge"])
+
+
+def test_a_check_that_falls_while_the_judge_rises_is_named(store: Store):
+    verdict, metrics = decided(store, checks=[polite], max_worse=1.0)
+    assert verdict.promote
+    assert [one["name"] for one in metrics["gains"]] == ["the judge", "check polite"]
+    assert "the judge and check polite disagree: the policy may please the judge alone" in verdict.reason
 
 
 def test_users_who_just_arrived_do_not_steer_it_and_it_says_so(store: Store):

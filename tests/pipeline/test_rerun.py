@@ -121,7 +121,7 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
 
 def scored(store: Store, *repeated: Repeated, checked: list[Score] | None = None, judge: RuledJudge) -> Any:
     run = Cycle(store, judge, CycleConfig(), lambda *_: None, 9.0, None, Path("/none"), "test")  # type: ignore[arg-type]
-    return judge_both(run, [], repeated, checked or ())
+    return judge_both(run, [], repeated, checked or (), judge=judge)
 
 
 def run_of(policy: str, text: str) -> Trajectory:

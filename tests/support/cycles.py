@@ -72,8 +72,9 @@ class Place:
         self.stages: list[str] = []
 
     def traffic(
-        self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6, questions: Sequence[str] = QUESTIONS
-    ) -> None:
+        self, policy: str = "agent@0", *, seed: int = 0, siblings: int = 6, questions: Sequence[str] = QUESTIONS,
+        user: str | None = None,
+    ) -> None:  # fmt: skip
         """What the patch would have recorded of these questions."""
         rng = random.Random(seed)
         records: list[Any] = []
@@ -98,7 +99,7 @@ class Place:
                     policy=policy,
                     prompt_token_ids=tuple(answer["prompt_token_ids"]),
                 )
-                records += [TrajectoryInfo(key, 1.0), call]
+                records += [TrajectoryInfo(key, 1.0, user_id=user), call]
         self.store.write(records)
 
     def cycle(self, judge: Any, config: CycleConfig = CONFIG):

@@ -40,8 +40,13 @@ def report(
     gpu_usd_per_hour: Annotated[
         float | None, Option("Cost of the engine's GPUs in US dollars an hour.", least=0.0, env=True)
     ] = None,
-    margin: Annotated[
-        float, Option("How much lower the champion's mean score may be and still count as good.", least=0.0)
+    max_loss: Annotated[
+        float,
+        Option(
+            "How much lower than upstream's the champion's mean score may be and still count as good.",
+            least=0.0,
+            also=("--margin",),
+        ),
     ] = 0.05,
     markdown: Annotated[bool, Option("Print Markdown.")] = False,
 ) -> None:
@@ -61,7 +66,7 @@ def report(
     until = time.time()
     with project.opened() as (settings, opened):
         used = opened.reports.usage(since=until - days * _DAY_S, until=until)
-    made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, margin=margin)
+    made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, max_loss=max_loss)
     if markdown:
         typer.echo(report_view.as_markdown(made, settings.project), nl=False)
     elif not project.answered({"project": settings.project, "days": days, **report_view.as_facts(made)}):
@@ -246,21 +251,21 @@ def evaluate(
     Exit codes: 0 compared, whatever the result; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
     judge failed; 8 there is no such policy; 11 the policy cannot be served.
     """
-    with project.opened(**judging.as_settings()) as (settings, opened):
+    with project.opened(**judging.as_settings(), **suite.as_settings()) as (settings, opened):
         config = CycleConfig(
             replay=replays.config(settings),
             checks=rewards.load_checks(settings.checks),
             combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
             gate=suite.gate_config(settings),
         )
-        judge = judging.limited_judge(settings)
+        judge, gate_judge = judging.limited_judges(settings)
         engine = find_engine(settings, opened.ledger)
         if engine is None:
             raise EngineError("no engine is running, so nobody can be asked; start `art-patch serve` and try again")
         with output.bars(quiet=project.as_json) as progress:
             other, verdict = pipeline.evaluate(
-                opened, engine, judge, settings.adapters, config, policy, against, who=project.actor("evaluate"),
-                progress=progress,
+                opened, engine, judge, settings.adapters, config, policy, against, gate_judge=gate_judge,
+                who=project.actor("evaluate"), progress=progress,
             )  # fmt: skip
     facts: dict[str, Any] = {"policy": policy, "against": other, "better": verdict.promote, "reason": verdict.reason}
     facts["metrics"] = dict(verdict.metrics)

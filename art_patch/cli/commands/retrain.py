@@ -55,12 +55,20 @@ class Replays(ReplayConfig):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The option of commands that run a gate: a file of prompts (the suite)."""
+    """The options of commands that run a gate: a file of prompts (the suite), and a judge of its own."""
 
     suite: Annotated[
         Path | None,
         Option("File of prompts that no candidate may get worse at: JSON lines with messages and tools.", env=True),
     ] = None
+
+    gate_judge: Annotated[str | None, setting("gate_judge")] = None
+    gate_judge_base_url: Annotated[str | None, setting("gate_judge_base_url")] = None
+    gate_rubric: Annotated[str | None, setting("gate_rubric")] = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return these options as arguments of `load_settings`."""
+        return {name: getattr(self, name) for name in ("gate_judge", "gate_judge_base_url", "gate_rubric")}
 
     def gate_config(self, settings: Settings) -> gate.GateConfig:
         """Return the gate's settings with the prompts of the suite; without prompts if no file was given."""
@@ -94,7 +102,9 @@ def retrain(
     one; 6 the engine is down; 7 the judge failed; 8 the store cannot be used; 13 the update failed. The docs list all
     codes. A failed cycle never changes which policy serves.
     """
-    settings = project.settings(**judging.as_settings(), promotion=promotion, canary_percent=canary_percent)
+    settings = project.settings(
+        **judging.as_settings(), **suite.as_settings(), promotion=promotion, canary_percent=canary_percent
+    )
     config = replace(
         with_settings(cycle, settings),
         replay=replays.config(settings),
@@ -118,14 +128,16 @@ def retrain(
             pipeline.prune(opened, config, progress, who=who)
         nothing = {"outcome": "nothing to do", "reason": missing}
         return None if project.answered(nothing) else say_cycle(nothing)
-    judge = judging.limited_judge(settings)
+    judge, gate_judge = judging.limited_judges(settings)
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
     # An engine that is just starting is given ten seconds.
     engine.wait_ready(timeout_s=10.0)
     with output.bars(quiet=project.as_json) as progress:
-        report = pipeline.retrain(opened, engine, judge, settings.adapters, config, who=who, progress=progress)
+        report = pipeline.retrain(
+            opened, engine, judge, settings.adapters, config, gate_judge=gate_judge, who=who, progress=progress
+        )
     opened.close()
     if not project.answered(facts := asdict(report)):
         say_cycle(facts)
