@@ -9,7 +9,7 @@ champion by at most `max_worse` on the user's suite and checks.
 """
 
 from art_patch.gate.collapse import collapse_findings, failed_runs
-from art_patch.gate.gains import Gain, agreement, normal_gain, paired_gain, told
+from art_patch.gate.gains import Gain, agreement, gains_in_words, normal_gain, paired_gain
 from art_patch.gate.paired_test import (
     NO_USERS, CollapseConfig, Finding, GateConfig, Judged, Pair, lower_bound, merge_orders, not_worse, once_in,
 )

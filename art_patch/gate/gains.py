@@ -77,7 +77,7 @@ def agreement(judge: Gain, own: Gain) -> str | None:
     return f"a loss in {own.name} as large as the gain in {judge.name} takes about {needed:,} {own.unit} to show"
 
 
-def told(judge: Gain, others: Sequence[Gain]) -> str:
+def gains_in_words(judge: Gain, others: Sequence[Gain]) -> str:
     """Return all gains side by side and what they say of each other; empty without others."""
     if not others:
         return ""

@@ -70,7 +70,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     )
     verdict = gate.with_findings(verdict, findings)
     gains = _gains(scored, beside, _check_values(compared, checked, checks), compared, user_of, seed)
-    if gains and (words := gate.told(gains[0], gains[1:])):
+    if gains and (words := gate.gains_in_words(gains[0], gains[1:])):
         verdict = replace(verdict, reason=f"{verdict.reason}; {words}")
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
     metrics = _counts(asked, held_out, judged, scored, config) | dict(verdict.metrics)

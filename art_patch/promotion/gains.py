@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
 
-from art_patch.gate import Gain, normal_gain, told
+from art_patch.gate import Gain, gains_in_words, normal_gain
 from art_patch.promotion.evidence import Evidence, Observation
 from art_patch.promotion.sequential import WatchVerdict
 
@@ -32,7 +32,7 @@ def with_gains(verdict: WatchVerdict, evidence: Evidence) -> WatchVerdict:
     if not gains or gains[0].name != "the judge":
         return verdict
     shown = [{name: value for name, value in asdict(gain).items() if name != "sd"} for gain in gains]
-    words = told(gains[0], gains[1:])
+    words = gains_in_words(gains[0], gains[1:])
     reason = f"{verdict.reason}; {words}" if words else verdict.reason
     return replace(verdict, reason=reason, metrics={**verdict.metrics, "gains": shown})
 

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from art_patch import promotion
-from art_patch.gate import GateConfig, decide, paired_gain, told
+from art_patch.gate import GateConfig, decide, gains_in_words, paired_gain
 from art_patch.types import ArmCall, ArmTraffic, Score
 from tests.support.benchmark_report import Target, say
 
@@ -133,7 +133,7 @@ def gate_report(rng: random.Random, known: int) -> str:
             if number < known:
                 rates = (fmean(rng.random() < rate for _ in range(CONFIG.samples)) for rate in (0.6 - BIAS, 0.6))
                 checked.append((f"s{number}", *rates))
-    return told(paired_gain("the judge", judged), [paired_gain("check truth", checked)])
+    return gains_in_words(paired_gain("the judge", judged), [paired_gain("check truth", checked)])
 
 
 def canary_report(rng: random.Random, sessions: int) -> str:

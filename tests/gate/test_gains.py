@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from art_patch.gate import agreement, false_promotions, normal_gain, paired_gain, told
+from art_patch.gate import agreement, false_promotions, gains_in_words, normal_gain, paired_gain
 
 RISES = normal_gain("the judge", [0.2, 0.0, 0.1, 0.1] * 30, "sessions")
 
@@ -32,8 +32,8 @@ def test_a_disagreement_is_named_when_it_is_proven_and_else_what_it_takes():
     assert agreement(RISES, RISES) is None
     sinks = normal_gain("the judge", [-0.1, -0.2] * 9, "sessions")
     assert agreement(sinks, falls) is None
-    assert told(RISES, []) == ""
-    assert told(RISES, [falls]).startswith("gains: the judge +0.100 (")
+    assert gains_in_words(RISES, []) == ""
+    assert gains_in_words(RISES, [falls]).startswith("gains: the judge +0.100 (")
 
 
 def test_the_number_that_is_said_to_be_needed_is_enough():
