@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from itertools import takewhile
 from operator import eq
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from art_patch import serving
@@ -37,6 +38,18 @@ def mode(own: str, source: str, route: Route) -> Finding:
 def champion(route: Route) -> Finding:
     """Report the name of the champion, the policy that serves, or that there is none yet."""
     return Finding("champion", "ok", route.champion or "none yet: calls go upstream and are recorded")
+
+
+def base(model: str | None, check: Callable[[str], None]) -> Finding | None:
+    """Check that policies of the champion's base model can be trained and served, as far as its small files tell."""
+    # A base on the server's disk, of which this machine has nothing, is checked by `serve` there.
+    if model is None or not Path(model).is_dir():
+        return None
+    try:
+        check(model)
+    except ArtPatchError as error:
+        return Finding("base", "bad", " ".join(str(error).split()), START)
+    return Finding("base", "ok", model)
 
 
 def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:

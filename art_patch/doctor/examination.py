@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from art_patch import serving
 from art_patch import store as stores
@@ -15,6 +15,7 @@ from art_patch.doctor import engine, environment, storage
 from art_patch.doctor.finding import Finding
 from art_patch.errors import ConfigError, StoreError
 from art_patch.patching import MODULE
+from art_patch.pipeline import check_base
 from art_patch.recording import spool_directory
 from art_patch.settings import Settings
 from art_patch.types import Route
@@ -34,7 +35,7 @@ def examine(
     `arguments` are the settings given on the command line; `wrong` tells which variables `settings` ignores as invalid.
     """
     found = environment.sources(settings, arguments, variables)
-    store, last_call_at = _store(settings.store_url, settings.project)
+    store, facts = _store(settings.store_url, settings.project)
     route, trouble = _route(settings.store_url, settings.project)
     file = None if stores.is_postgres(settings.store_url) else stores.sqlite_path(settings.store_url)
     cards, version = serving.gpus(), environment.installed_version
@@ -53,6 +54,7 @@ def examine(
         lambda: trouble,
         lambda: engine.mode(settings.mode, found["mode"]["source"], route),
         lambda: engine.champion(route),
+        lambda: engine.base(facts()[1], check_base),
         lambda: engine.engine(route, settings.base_url, _connect(settings, 5.0)),
         # With the app's own deadline: an engine that is slower than this for eight tokens also loses the app's calls.
         lambda: engine.adapter(route, settings.base_url, _connect(settings, settings.timeout_s)),
@@ -60,7 +62,7 @@ def examine(
         lambda: environment.vllm(lambda: serving.find_vllm(settings.vllm_python, settings.environments), cards),
         lambda: environment.judge(settings.judge, version),
         lambda: environment.libraries(version),
-        lambda: engine.clock(time.time(), last_call_at()),
+        lambda: engine.clock(time.time(), facts()[0]),
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -69,11 +71,11 @@ def examine(
     return findings, found
 
 
-def _store(url: str, project: str) -> tuple[list[_Check], Callable[[], float | None]]:
-    """Return the checks of the store, and a function that returns when its newest call began."""
+def _store(url: str, project: str) -> tuple[list[_Check], Callable[[], storage.Facts]]:
+    """Return the checks of the store, and a function that returns its newest call and its champion's base."""
     if stores.is_postgres(url):
-        found, last_call_at = storage.server(url, stores.HEAD, project)
-        return [lambda: found], lambda: last_call_at
+        found, facts = storage.server(url, stores.HEAD, project)
+        return [lambda: found], lambda: facts
     path = stores.sqlite_path(url)
     checks: list[_Check] = [
         lambda: storage.place(path),
@@ -82,7 +84,7 @@ def _store(url: str, project: str) -> tuple[list[_Check], Callable[[], float | N
         storage.library,
         lambda: storage.disk(path),
     ]
-    return checks, lambda: _last_call_at(path, project)
+    return checks, lambda: _facts(path, project)
 
 
 def _route(url: str, project: str) -> tuple[Route, Finding | None]:
@@ -97,10 +99,10 @@ def _connect(settings: Settings, timeout_s: float) -> engine.Connect:
     return lambda base_url, key_file: serving.EngineClient.of_project(settings, base_url, key_file, timeout_s=timeout_s)
 
 
-def _last_call_at(path: Path, project: str) -> float | None:
+def _facts(path: Path, project: str) -> storage.Facts:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
-            found = connection.execute(storage.LAST_CALL.format(mark="?"), (project,)).fetchone()
-            return cast("float | None", found[0])
+            found: Any = connection.execute(storage.FACTS.format(mark="?"), (project,)).fetchone()
+            return found or (None, None)
     except sqlite3.Error:  # there is no store; or it is damaged, and `storage.database` reports it
-        return None
+        return None, None

@@ -28,8 +28,14 @@ _LOOK = """
     SELECT current_setting('server_version'), current_schema(), pg_size_pretty(pg_database_size(current_database())),
            ARRAY(SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema())
 """
-# When the newest call of a project began; `mark` is the driver's mark of a parameter.
-LAST_CALL = "SELECT max(started_at) FROM calls WHERE project_id = (SELECT id FROM projects WHERE name = {mark})"
+# When the newest call of a project began, and the base of its champion; `mark` is the driver's mark of a parameter.
+FACTS = """
+    SELECT (SELECT max(started_at) FROM calls WHERE project_id = projects.id),
+      (SELECT base FROM policies WHERE project_id = projects.id AND state = 'champion')
+    FROM projects WHERE name = {mark}
+"""
+Facts = tuple[float | None, str | None]
+_NO_FACTS: Facts = (None, None)
 _NAMES = "SELECT name FROM projects WHERE name IS NOT NULL ORDER BY id"
 
 Mount = tuple[str, str]  # mount point, type of the filesystem
@@ -177,10 +183,11 @@ def library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Finding:
     return Finding("sqlite", "warn", text, "do not write to the store with other tools while an app runs")
 
 
-def server(url: str, head: str, project: str) -> tuple[list[Finding], float | None]:
+def server(url: str, head: str, project: str) -> tuple[list[Finding], Facts]:
     """Check a store on a PostgreSQL server: whether the server can be reached, and its schema (`head`: this release's).
 
-    Also return when the newest recorded call began, in seconds since the epoch (`None` without calls).
+    Also return when the newest recorded call began, in seconds since the epoch (`None` without calls), and the base of
+    the champion (`None` without one).
     """
     shown = stores.without_password(url)
     try:
@@ -188,23 +195,25 @@ def server(url: str, head: str, project: str) -> tuple[list[Finding], float | No
         parameters = {"connect_timeout": "3", "application_name": "art_patch doctor"} | stores.postgres_parameters(url)
         psycopg: Any = import_module("psycopg")
     except ConfigError as error:
-        return [Finding("store", "bad", str(error))], None
+        return [Finding("store", "bad", str(error))], _NO_FACTS
     except ImportError as error:
-        return [Finding("store", "bad", stores.missing_driver(url, error))], None
-    last, revision, names = None, None, list[str]()
+        return [Finding("store", "bad", stores.missing_driver(url, error))], _NO_FACTS
+    facts, revision, names = _NO_FACTS, None, list[str]()
     try:
         with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
             version, place, size, tables = connection.execute(_LOOK).fetchone()
             # Both: another program's database may use alembic, too.
             if {"alembic_version", "projects"} <= set(tables):
                 revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-                last = connection.execute(LAST_CALL.format(mark="%s"), (project,)).fetchone()[0]
+                facts = connection.execute(FACTS.format(mark="%s"), (project,)).fetchone() or facts
                 names = [name for (name,) in connection.execute(_NAMES)]
     except psycopg.Error as error:
         words = " ".join(str(error).split())
-        return [Finding("store", "bad", f"{shown} cannot be asked ({words})", "see that the server lets you in")], None
+        return [
+            Finding("store", "bad", f"{shown} cannot be asked ({words})", "see that the server lets you in")
+        ], _NO_FACTS
     text = f"{shown}, PostgreSQL {version}, schema {place}, {size}"
-    return [Finding("store", "ok", text), schema(revision, bool(tables), head), *_unknown(project, names)], last
+    return [Finding("store", "ok", text), schema(revision, bool(tables), head), *_unknown(project, names)], facts
 
 
 def spool(directory: Path) -> Finding | None:

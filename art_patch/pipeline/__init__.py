@@ -6,6 +6,7 @@ Only this folder uses both the store and the pure folders (grouping, rewards, tr
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
+    from art_patch.pipeline.base_check import check_base
     from art_patch.pipeline.clean_up import forget_unfinished, prune
     from art_patch.pipeline.cycle import retrain
     from art_patch.pipeline.cycle_lock import project_lock

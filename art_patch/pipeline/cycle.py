@@ -25,7 +25,7 @@ from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcom
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
-from art_patch.pipeline.score_groups import group, score
+from art_patch.pipeline.score_groups import ask_first, group, score
 from art_patch.pipeline.train_policy import check_can_train, train
 from art_patch.rewards import OrderedJudge
 from art_patch.serving import EngineClient
@@ -112,6 +112,7 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
         reason = candidate.metrics["waits"]["reason"]
         return promote_policy.waits_for_approval(run, champion, candidate, reason)
     limit.check()
+    ask_first(run)
     if (refused := promote_policy.load_candidate(run, candidate, champion)) is not None:
         return refused
     verdict = run_gate(run, candidate, champion)
@@ -122,6 +123,8 @@ def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Po
     """Return a new candidate; or `None` and the reason why none was trained."""
     check_can_train(run, champion)
     found = group(run)
+    if (found.waiting or found.others) and (run.config.replay is not None or run.config.resample is not None):
+        ask_first(run)
     # Replays are siblings of runs that had none, so groups are formed once more.
     if repeated := replay(run, found):
         found = group(run, repeated)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from art_patch import grouping, rewards
 from art_patch._lib.ids import new_id
 from art_patch.pipeline.cycle_run import CycleConfig, Run
-from art_patch.types import Group, Score, Trajectory
+from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
 
 if TYPE_CHECKING:
     from art_patch.store import Store
@@ -91,6 +91,28 @@ def score(run: Run) -> None:
     if checked.failures:
         metrics["check_failures"] = dict(checked.failures)
     run.metrics["score"] = metrics | (_judge_metrics(batch) if asked else {})
+
+
+def ask_first(run: Run) -> None:
+    """Ask the judge one small question, unless it was asked in this cycle already; `JudgeError` if it gives no verdict.
+
+    Called before the engine samples anything that the judge must score, because it would be sampled for nothing. A
+    budget that is used up is no error: groups that are not judged wait for the next cycle.
+    """
+    if "judge" in run.metrics or run.metrics.get("score", {}).get("calls"):
+        return
+
+    def attempt(said: str) -> Trajectory:
+        asked, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": said}
+        call = Call(said, said, run.now, "", (asked,), (Choice(0, answer, "stop"),))
+        return Trajectory(TrajectoryInfo(said, run.now), (call,))
+
+    group = Group(new_id(), "", "single", (attempt("4"), attempt("5")))
+    if not _needs_judge(run, group):
+        return
+    keep = run.store.ledger.add_judgement
+    report = run.judge.score_groups([group], purpose="first question", on_judgement=keep)
+    run.metrics["judge"] = {"calls": report.calls, "cost_usd": report.cost_usd}
 
 
 def to_judge(run: Run) -> list[Group]:

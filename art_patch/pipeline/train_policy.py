@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 # The module, not its names: they load at first use, and a cycle that trains nothing must not need numpy or torch.
 from art_patch import training
 from art_patch.errors import ArtPatchError, TrainingError
+from art_patch.pipeline.base_check import check_base
 from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
@@ -37,6 +38,7 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
     A package, a GPU or the chat template may be missing, or the engine may be unable to serve this base's LoRA.
     """
     config = run.config.train
+    check_base(champion.base, has_template=True, closely=False)
     training.require_packages()
     if config.backend == "unsloth" or config.processes > 1:
         training.require_machine(config)

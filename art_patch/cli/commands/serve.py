@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from art_patch import policies, promotion, serving, store
+from art_patch import pipeline, policies, promotion, serving, store
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch.cli import output
 from art_patch.cli.commands.policies import watch_beside
@@ -88,6 +88,9 @@ def serve(
     key, who = read_key(key_file), project.actor("serve")
     policies.check_name(f"{model.name}@0")
     choice = serving.choose(engine, model.device, python=settings.vllm_python, environments=settings.environments)
+    # Before anything is downloaded or started for a base that no policy can come from.
+    own_template = any(argument.startswith("--chat-template") for argument in extra or ())
+    pipeline.check_base(base, has_template=own_template, max_model_len=model.max_model_len)
     own_key = made_key(settings.directory / ADMIN_KEY_FILE) if key is None else None
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()

@@ -1,0 +1,106 @@
+"""Tells why a base model is of no use here, before anything is downloaded, started, sampled or judged for it.
+
+Only its small files are read (config, tokenizer, chat template) and, if the checkpoint is here, the headers of its
+weights: no weights, and no torch. Where these leave it open, as for a model that also sees, `require_servable` builds
+the model without weights.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from art_patch import policies, training
+from art_patch.errors import ConfigError, ModelNotFound
+
+_CURE = "serve another base: a causal language model of text alone, with a tokenizer and a chat template"
+_SMALL = ["*.json", "*.jinja", "*.txt", "*.model"]
+_HUB_S = 3.0
+_CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
+_OTHER_SENSES = ("vision_config", "audio_config", "text_config")
+
+
+def check_base(
+    base: str, *, has_template: bool = False, max_model_len: int | None = None, closely: bool = True
+) -> None:
+    """Raise `ConfigError` if no policy of this base could be served or trained, with the reason and what to do.
+
+    Args:
+        base: a model directory, or a Hugging Face id, of which only the small files are downloaded.
+        has_template: the engine gets its chat template from elsewhere.
+        max_model_len: the tokens of prompt and answer that the engine is asked for; `None` for the model's own.
+        closely: build a model that may also see or hear without weights, which takes the seconds of importing torch.
+    """
+    directory = _small_files(base)
+    if directory is None:
+        return  # whoever loads the model says why it cannot be found
+    config = _object(directory / "config.json")
+    if (why := _why_useless(directory, config, has_template)) is not None:
+        raise ConfigError(f"{base} cannot be used: {why}; {_CURE}")
+    most = config.get("max_position_embeddings")
+    rope: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    # With a scaling the engine computes the length from several numbers.
+    plain = rope.get("rope_type", "default") == "default" and not config.get("rope_scaling")
+    if plain and isinstance(most, int) and max_model_len is not None and max_model_len > most:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} is more than the {most} tokens of {base}; give {most} or less"
+        )
+    installed = find_spec("torch") is not None and find_spec("transformers") is not None
+    if closely and installed and _has_weights(directory) and any(config.get(name) for name in _OTHER_SENSES):
+        training.require_servable(str(directory))
+
+
+def _small_files(base: str) -> Path | None:
+    directory = Path(base).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.is_absolute() or base.startswith((".", "~")):
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(base, allow_patterns=_SMALL, etag_timeout=_HUB_S))
+    except Exception:  # offline, no such id, no access: the hub raises a dozen types
+        return None
+
+
+def _why_useless(directory: Path, config: Mapping[str, Any], has_template: bool) -> str | None:
+    names = [str(name) for name in config.get("architectures") or ()]
+    if config.get("is_encoder_decoder"):
+        return "it is an encoder-decoder"
+    if names and not any(name.endswith(_CAUSAL) for name in names):
+        return f"it is a {names[0]}, which does not continue a text"
+    if not any(_has(directory, ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"))):
+        return "it has no tokenizer"
+    templates = _has(directory, ("chat_template.jinja", "chat_template.json", "additional_chat_templates"))
+    tokenizer = directory / "tokenizer_config.json"
+    if not (has_template or any(templates) or (tokenizer.is_file() and _object(tokenizer).get("chat_template"))):
+        return "it has no chat template, so no chat can be answered (vLLM takes one: `-- --chat-template FILE`)"
+    if _has_weights(directory) and not any(map(_is_linear, policies.read_base_model(directory).weight_shapes.items())):
+        return "its checkpoint has no plain linear layers for a LoRA, as where it was quantised"
+    return None
+
+
+def _is_linear(weight: tuple[str, tuple[int, ...]]) -> bool:
+    # In a numbered block, so neither an embedding nor a head. Packed 4-bit weights are one long column.
+    name, shape = weight
+    return name.endswith(".weight") and len(shape) == 2 and min(shape) > 1 and any(map(str.isdigit, name.split(".")))
+
+
+def _has(directory: Path, names: Iterable[str]) -> Iterable[bool]:
+    return ((directory / name).exists() for name in names)
+
+
+def _has_weights(directory: Path) -> bool:
+    return any(directory.glob("*.safetensors"))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"no base model in {path.parent}: {path.name} is missing or broken ({error})") from error
+    return found
