@@ -117,12 +117,18 @@ def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
     config, found = job.config, list[TrainedRow]()
     for group, lesson in zip((group for group in job.groups if group.teaches), job.lessons, strict=True):
         siblings = {each.trajectory_id: each.example for each in group.siblings if each.example.rows}
+        anchors = training.Anchors(list(siblings.values()), config.anchor_weight)
         for trajectory in run.store.read.trajectories(list(siblings)):
             answers = training.trained_answers(
                 trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
             )
-            about = trajectory.id, group.id, siblings[trajectory.id].advantage, lesson.weight
-            found += [TrainedRow(call, choice, *about) for call, choice in answers]
+            run_advantage, prompts = (
+                siblings[trajectory.id].advantage,
+                {c.id: c.prompt_token_ids for c in trajectory.calls},
+            )
+            for call, choice in answers:
+                advantage = anchors.of_turn(run_advantage, prompts[call] or ())
+                found.append(TrainedRow(call, choice, trajectory.id, group.id, advantage, lesson.weight))
     return tuple(found)
 
 

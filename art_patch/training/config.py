@@ -68,6 +68,8 @@ class TrainConfig:
         advantage_scale: The spread by which the difference between a reward and its group's mean is divided, see
             `advantages_of_groups`. With "group", siblings that hardly differ are pushed as far apart as others. The
             loss `dr_grpo` was proposed with "none".
+        anchor_weight: Weight of a turn's anchor advantage beside the advantage of its run: siblings that came to the
+            same prompt are compared with one another alone, see `Anchors`. 0: every turn of a run gets the same.
         imitate_from: Before the training on groups, imitate corrections, and upstream's answers in runs of at least
             this reward (default: off). See `demonstrations`.
         prefer_from: Before the training on groups, learn preferences (DPO) from corrections, and from siblings whose
@@ -137,6 +139,7 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     reference: Reference = "base"
     advantage_scale: Scale = "batch"
+    anchor_weight: Annotated[float, limits.FROM_0, Option(least=0.0)] = 0.0
     imitate_from: Annotated[float | None, _or_none(limits.NUMBER, "to imitate nothing"), Option()] = None
     prefer_from: Annotated[float | None, _or_none(limits.ABOVE_0, "to prefer nothing"), Option()] = None
     rehearse_from: Annotated[float | None, _or_none(limits.NUMBER, "to rehearse nothing"), Option()] = None

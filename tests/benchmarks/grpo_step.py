@@ -156,7 +156,7 @@ class Ours:
                     logprob_N=scored.logprob_N,
                     old_N=recorded_N,
                     recorded_N=recorded_N,
-                    advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(self.model.device),
+                    advantage_N=torch.from_numpy(pack.advantage_N).to(self.model.device),
                     trajectory_N=torch.from_numpy(pack.examples_E[pack.example_N]).to(self.model.device),
                     tokens_in_step=tokens,
                     trajectories_in_step=len(examples),

@@ -24,7 +24,7 @@ two standard errors.
 - `better_days_1`, `better_days_2`: a policy better by 0.1, promoted within five days, and by 0.2, within two.
   `*_median_days_*`: of those that were promoted within seven days; also with 50 and 5,000 sessions a day, and with a
   reward on a tenth of the sessions.
-- `gate_*`: see `verdict_gates.py`.
+- `gate_*`: see `verdict_gates.py`; `anchor_*`: see `verdict_anchors.py`, not measured unless `--only` says so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 
 from art_patch.promotion import CanaryConfig, WatchVerdict, decide, evidence_of  # noqa: E402 - after the line above
 from art_patch.types import ArmCall, ArmTraffic, Score  # noqa: E402
-from tests.benchmarks import verdict_gates  # noqa: E402
+from tests.benchmarks import verdict_anchors, verdict_gates  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 NEW, OLD = "agent@1", "agent@0"
@@ -322,6 +322,7 @@ def main() -> None:
     parser.add_argument("--days-draws", type=int, default=60, help="of tests that go on for days")
     parser.add_argument("--large", action="store_true", help="equal policies with 5,000 sessions a day, too")
     parser.add_argument("--gate-draws", type=int, default=400, help="of the gate's worlds, for each truth")
+    parser.add_argument("--anchor-seeds", type=int, default=5, help="tiny models, with and without anchors")
     parser.add_argument("--only", default="equal,harm,better,gate")
     arguments = parser.parse_args()
     chosen, metrics = arguments.only.split(","), dict[str, float]()
@@ -334,7 +335,9 @@ def main() -> None:
             metrics |= better(pool, arguments.days_draws)
         if "gate" in chosen:
             metrics |= verdict_gates.gates(pool, arguments.gate_draws)
-    finish(metrics, TARGETS + verdict_gates.TARGETS, as_json=arguments.json)
+        if "anchors" in chosen:
+            metrics |= verdict_anchors.anchors(pool, arguments.anchor_seeds)
+    finish(metrics, TARGETS + verdict_gates.TARGETS + verdict_anchors.TARGETS, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,18 @@ def test_lessons_hold_what_is_computed_and_count_the_rest(job: TrainJob):
             assert (each.tokens, each.trajectories) == (sum(example.sampled for example in there), len(there))
 
 
+def test_with_an_anchor_weight_a_lessons_turns_have_advantages_of_their_own():
+    # Both are told 8 after their first answer; a third began elsewhere.
+    told = [((row((1,), (token,)), row((8,), (token,))), advantage) for token, advantage in ((2, 1.0), (3, 0.0))]
+    siblings = [Sibling(f"{n}", Example(*each), True) for n, each in enumerate([*told, ((row((4,), (5,)),), -1.0)])]
+    config = TrainConfig(anchor_weight=1.0)
+    job = TrainJob("b", "0", None, Path("a@1"), config, groups=(TrainGroup("g", tuple(siblings)),))
+    (lesson,) = job.lessons
+    assert [each.token_advantages for each in lesson.examples] == [(0.75, 0.75), (-0.25, -0.25), (-0.5,)]
+    (plain,) = replace(job, config=TrainConfig()).lessons
+    assert [each.token_advantages for each in plain.examples] == [None, None]  # 0 has no gradient
+
+
 def test_the_order_is_the_seeds_and_differs_between_epochs():
     group = TrainGroup("g", tuple(Sibling(f"{a}", Example((row((1,), (2,)),), a), True) for a in (1.0, -1.0)))
     config = TrainConfig(epochs=2, minibatches=8)

@@ -41,7 +41,7 @@ def test_what_is_scored_is_what_was_sampled(given_examples: list[Example], max_t
     for pack in packs_of(given_examples, max_tokens):
         for n, place in enumerate(pack.place_N):
             e = pack.example_N[n]
-            asked = (float(pack.temperature_Q[place]), float(pack.recorded_N[n]), float(pack.advantage_E[e]))
+            asked = (float(pack.temperature_Q[place]), float(pack.recorded_N[n]), float(pack.advantage_N[n]))
             at = int(pack.at_Q[place])
             found[pack.examples_E[e]].append((prefix(pack, at), int(pack.target_N[n]), *asked))
     assert found == [

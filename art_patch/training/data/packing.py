@@ -54,11 +54,19 @@ class Example:
 
     rows: tuple[Row, ...]  # each with at least one sampled token; every sampled token is in exactly one of them
     advantage: float = 0.0  # the trajectory's reward relative to the mean of its group, perhaps divided by a spread
+    token_advantages: tuple[float, ...] | None = (
+        None  # advantage of each sampled token, if the turns differ (`Anchors`)
+    )
 
     @property
     def sampled(self) -> int:
         """Number of sampled tokens in all rows (token sequences) of the trajectory; these tokens are learned."""
         return sum(row.sampled for row in self.rows)
+
+    @property
+    def teaches(self) -> bool:
+        """Whether a token has an advantage other than 0."""
+        return any(self.token_advantages or (self.advantage,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Pack:
     target_N: Ids  # token id of each sampled token
     recorded_N: Floats  # recorded log-probability of each sampled token
     example_N: Ids  # index among the E of the example that each sampled token belongs to
-    advantage_E: np.typing.NDArray[np.float64]  # advantage of each example
+    advantage_N: np.typing.NDArray[np.float64]  # advantage of each sampled token
     examples_E: Ids  # index of each example in the sequence given to `packs_of`
 
     @property
@@ -153,7 +161,9 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
         target_N=of_sampled("ids_T", np.int64),
         recorded_N=of_sampled("logprobs_T", np.float32),
         example_N=np.repeat([index for index, _ in owned], [len(there) for there in places]),
-        advantage_E=np.array([example.advantage for example in examples], dtype=np.float64),
+        advantage_N=np.concatenate(
+            [np.array(each.token_advantages or (each.advantage,) * each.sampled, dtype=np.float64) for each in examples]
+        ),
         examples_E=np.array(order, dtype=np.int64),
     )
 

@@ -126,7 +126,7 @@ def _loss_of_lessons(
                 # Without importance weights the ratio itself must lead back to the policy that sampled.
                 old_N=recorded_N if config.importance_cap is None else of(old),
                 recorded_N=recorded_N,
-                advantage_N=torch.from_numpy(pack.advantage_E[pack.example_N]).to(like),
+                advantage_N=torch.from_numpy(pack.advantage_N).to(like),
                 trajectory_N=torch.from_numpy(pack.example_N).to(like.device),
                 tokens_in_step=sum(lesson.tokens * lesson.weight for lesson in lessons),
                 trajectories_in_step=sum(lesson.trajectories for lesson in lessons),
@@ -207,7 +207,7 @@ def evaluate(job: TrainJob, scorer: Scorer, start: StartScores, ranks: Ranks) ->
         scored = scorer.score(pack)
         loss, seen = loss_of(pack, scored)
         old_N: Tensor = torch.cat([start.eval_old[e] for e in pack.examples_E.tolist()])
-        gain_N = torch.from_numpy(pack.advantage_E[pack.example_N]).to(old_N) * (scored.logprob_N - old_N)
+        gain_N = torch.from_numpy(pack.advantage_N).to(old_N) * (scored.logprob_N - old_N)
         seen |= {"loss": loss.item(), "gain_nats": gain_N[gain_N.isfinite()].sum().item()}
         sums = {name: value + seen[name] for name, value in sums.items()}
     sums = ranks.sum_each(sums, scorer.device)

@@ -31,6 +31,7 @@ from safetensors.numpy import save
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import TrainingError
 from art_patch.training.config import TrainConfig
+from art_patch.training.data.anchors import Anchors
 from art_patch.training.data.packing import Example
 from art_patch.training.data.rows import Row
 from art_patch.training.data.supervised import Pair
@@ -131,10 +132,13 @@ class TrainJob:
         return _lessons(groups, self)
 
     def computed(self, group: TrainGroup) -> tuple[Sibling, ...]:
-        """The siblings of a group that go through the model."""
+        """The siblings of a group that go through the model, with the advantages of their tokens."""
+        there = [each for each in group.siblings if each.example.rows]
+        anchors = Anchors([each.example for each in there], self.config.anchor_weight)
+        anchored = (replace(each, example=anchors.of_tokens(each.example)) for each in there)
         # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
         held = self.config.loss.kl_coefficient
-        return tuple(each for each in group.siblings if each.example.rows and (held or each.example.advantage != 0.0))
+        return tuple(each for each in anchored if held or each.example.teaches)
 
     @property
     def group_ids(self) -> tuple[str, ...]:

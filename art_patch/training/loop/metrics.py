@@ -145,7 +145,7 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     """Returns the metrics of a whole update, which has made at least one step, from the metrics of its steps."""
     history = train_state.history
     # A lesson also holds siblings of advantage 0 where there is a KL term; these are not learned from.
-    learned = [each for lesson in job.lessons for each in lesson.examples if each.advantage != 0.0]
+    learned = [each for lesson in job.lessons for each in lesson.examples if each.teaches]
     of_groups = [metrics for metrics in history if metrics["phase"] == "groups"]
     last_epoch = [metrics for metrics in of_groups if metrics["epoch"] == of_groups[-1]["epoch"]]
     last_phase = [metrics for metrics in history if metrics["phase"] == history[-1]["phase"]]
