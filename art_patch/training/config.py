@@ -10,11 +10,19 @@ from art_patch.errors import ConfigError
 from art_patch.training.losses import loss_config as limits
 from art_patch.training.losses.loss_config import Limit, LossConfig, Scale
 
+Schedule = Literal["constant", "linear", "cosine"]
 Start = Literal["champion", "base"]
 Reference = Literal["base", "champion"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["auto", "peft", "unsloth"]
-_CHOICES = {"start": Start, "reference": Reference, "advantage_scale": Scale, "dtype": Dtype, "backend": Backend}
+_CHOICES = {
+    "lr_schedule": Schedule,
+    "start": Start,
+    "reference": Reference,
+    "advantage_scale": Scale,
+    "dtype": Dtype,
+    "backend": Backend,
+}
 
 
 def _is_whole(value: Any) -> bool:
@@ -53,6 +61,8 @@ class TrainConfig:
         total_steps: Largest number of optimizer steps of an update, over all phases. `None`: as many steps as `epochs`
             passes over the data take.
         warmup_steps: Optimizer steps at the start of each phase over which the learning rate rises to its peak.
+        lr_schedule: Learning rate after the warm-up of a phase: "constant", or falling to 0 at the end of the phase,
+            "linear" or as a "cosine". With `total_steps` the phase ends earlier, and the rate falls faster.
         start: "champion" continues the champion's LoRA, "base" begins a new one. Then everything that earlier updates
             learned is lost, good and bad.
         lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
@@ -112,6 +122,8 @@ class TrainConfig:
         eval_steps: Each time after this many optimizer steps, and at the end, evaluate on groups that are not learned
             from. `retrain` uses held-out groups that already have rewards, and states in its metrics if there are none.
             With `model.train(eval_groups=...)` you give the groups yourself. `None`: no evaluation.
+        early_stop: The update ends after so many evaluations of its last phase in a row whose `eval_loss` is not below
+            the lowest one, and publishes the LoRA of the lowest one. It needs `eval_steps`. `None`: off.
         processes: Number of training processes on this machine. If there are GPUs, each process uses one of its own.
             With 1 and the backend peft, the training runs in the job's own process.
         backend: Trainer; "auto" takes Unsloth if it is installed and there is a CUDA GPU, else peft. Unsloth is faster.
@@ -128,6 +140,7 @@ class TrainConfig:
     gradient_accumulation_steps: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 1
     total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound")] = None
     warmup_steps: Annotated[int, _WHOLE_FROM_0] = 5
+    lr_schedule: Annotated[Schedule, Option()] = "constant"
     start: Annotated[Start, Option()] = "champion"
     lora_rank: Annotated[int, _WHOLE_FROM_1] = 8
     lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
@@ -164,6 +177,7 @@ class TrainConfig:
     checkpoint_every_s: Annotated[float, limits.FROM_0] = 60.0
     save_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"), Option(least=1)] = None
     eval_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to evaluate nothing"), Option(least=1)] = None
+    early_stop: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no early stop"), Option(least=1)] = None
     processes: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 1
     backend: Annotated[Backend, Option()] = "auto"
     beta: InitVar[float | None] = None
@@ -186,6 +200,8 @@ class TrainConfig:
         for name, value, limit in limits.limits_of(self):
             if not limit.allows(value):
                 raise ConfigError(f"{name}={value!r} must be {limit.words}")
+        if self.early_stop is not None and self.eval_steps is None:
+            raise ConfigError(f"early_stop={self.early_stop!r} counts evaluations and there are none; give eval_steps")
         if self.gradient_accumulation_steps != 1 and self.batch_size is None:
             raise ConfigError(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps!r} counts batches and there is no "

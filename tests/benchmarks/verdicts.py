@@ -3,7 +3,8 @@
 ::
 
     python tests/benchmarks/verdicts.py [--json] [--draws 60] [--days-draws 60] [--gate-draws 400]
-                                          [--only equal,harm,better,gate]
+                                          [--only equal,harm,better,gate,learning] [--toy-seeds 24]
+                                          [--demo-seeds 1 2 3]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table. Some minutes with the default number of draws; hours with 4,000.
@@ -25,6 +26,7 @@ two standard errors.
   `*_median_days_*`: of those that were promoted within seven days; also with 50 and 5,000 sessions a day, and with a
   reward on a tenth of the sessions.
 - `gate_*`: see `verdict_gates.py`; `anchor_*`: see `verdict_anchors.py`, not measured unless `--only` says so.
+- What updates learn from noise, and `cycles_ratio`: see `verdict_learning.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ sys.path.insert(0, str(ROOT))
 
 from art_patch.promotion import CanaryConfig, WatchVerdict, decide, evidence_of  # noqa: E402 - after the line above
 from art_patch.types import ArmCall, ArmTraffic, Score  # noqa: E402
-from tests.benchmarks import verdict_anchors, verdict_gates  # noqa: E402
+from tests.benchmarks import verdict_anchors, verdict_gates, verdict_learning  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 NEW, OLD = "agent@1", "agent@0"
@@ -323,7 +325,9 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="equal policies with 5,000 sessions a day, too")
     parser.add_argument("--gate-draws", type=int, default=400, help="of the gate's worlds, for each truth")
     parser.add_argument("--anchor-seeds", type=int, default=5, help="tiny models, with and without anchors")
-    parser.add_argument("--only", default="equal,harm,better,gate")
+    parser.add_argument("--toy-seeds", type=int, default=24, help="of the toy of `learning`")
+    parser.add_argument("--demo-seeds", type=int, nargs="*", default=[], help="for `cycles_ratio`; minutes for each")
+    parser.add_argument("--only", default="equal,harm,better,gate,learning")
     arguments = parser.parse_args()
     chosen, metrics = arguments.only.split(","), dict[str, float]()
     with get_context("spawn").Pool() as pool:
@@ -337,7 +341,10 @@ def main() -> None:
             metrics |= verdict_gates.gates(pool, arguments.gate_draws)
         if "anchors" in chosen:
             metrics |= verdict_anchors.anchors(pool, arguments.anchor_seeds)
-    finish(metrics, TARGETS + verdict_gates.TARGETS + verdict_anchors.TARGETS, as_json=arguments.json)
+    if "learning" in chosen:
+        metrics |= verdict_learning.learning(arguments.toy_seeds, arguments.demo_seeds)
+    targets = TARGETS + verdict_gates.TARGETS + verdict_anchors.TARGETS + verdict_learning.TARGETS
+    finish(metrics, targets, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from art_patch.training.loop.metrics import why_broken, why_stop
         ("gradient_accumulation_steps", 0, "a whole number, at least 1"),
         ("gradient_accumulation_steps", 2, "minibatches=8 says how many steps there are already; give batch_size"),
         ("eval_steps", 1.5, "a whole number, at least 1, or None to evaluate nothing"),
+        ("early_stop", 2, "counts evaluations and there are none; give eval_steps"),
+        ("lr_schedule", "steps", "choose one of: constant, linear, cosine"),
         ("lora_dropout", 1.0, "at least 0 and below 1"),
         ("save_steps", 0, "a whole number, at least 1, or None to go by checkpoint_every_s"),
         ("total_steps", 0, "a whole number, at least 1, or None"),

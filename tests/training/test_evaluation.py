@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from art_patch.training import LossConfig, TrainGroup
+from art_patch.training import LossConfig, Sibling, TrainGroup
 from art_patch.training.loop.metrics import UpdateMetrics
 from art_patch.training.loop.update import update
 from tests.support.train_jobs import make_job, plain_logprobs, plain_model, random_groups, weights_of
@@ -95,6 +96,46 @@ def test_an_update_that_ends_early_is_evaluated_as_it_is_published(
     assert found[0].stopped is not None
     assert evaluated(found[0]) == evaluated(found[1])
     assert list(evaluated(found[0])) == [1]
+
+
+@pytest.mark.parametrize("after", [None, 3])
+def test_an_update_stops_early_and_publishes_the_best_of_its_evaluations(
+    base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path, after: int | None
+):
+    adapters, changes = tmp_path / "adapters", EIGHT_STEPS | {"learning_rate": 3e-2}
+    # the opposite of what is learned, so that it becomes worse from the first step on
+    worse = [replace(g, id=f"{g.id}-not", siblings=tuple(map(opposite, g.siblings))) for g in groups]
+    job = make_job(base, adapters / "agent@1", groups, evaluation=worse, eval_steps=1, early_stop=3, **changes)
+
+    def die(done: int, total: int, note: str) -> None:
+        if done == after:
+            raise KeyboardInterrupt
+
+    if after is not None:
+        with pytest.raises(KeyboardInterrupt):
+            update(job, tmp_path / "1", progress=die)
+    metrics = update(job, tmp_path / "1")
+    losses = {n: found[0] for n, found in evaluated(metrics).items()}
+    best = min(losses, key=lambda n: losses[n])
+    assert metrics.steps == best + 3 < 8
+    assert metrics.stopped is not None and f"that of step {best}" in metrics.stopped and "early_stop" in metrics.stopped
+    assert metrics.eval_loss == losses[best]
+    shorter = make_job(base, adapters / "agent@2", groups, evaluation=worse, total_steps=best, **changes)
+    update(shorter, tmp_path / "2")
+    assert same(adapters, 1, 2)
+
+
+def test_an_update_that_becomes_better_does_not_stop(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):
+    job = make_job(
+        base, tmp_path / "adapters" / "agent@1", groups, evaluation=groups, eval_steps=1, early_stop=3, **EIGHT_STEPS
+    )
+    metrics = update(job, tmp_path / "job")
+    assert (metrics.steps, metrics.stopped) == (8, None)
+    assert metrics.eval_loss == min(found[0] for found in evaluated(metrics).values())
+
+
+def opposite(sibling: Sibling) -> Sibling:
+    return replace(sibling, example=replace(sibling.example, advantage=-sibling.example.advantage))
 
 
 def test_with_nothing_to_evaluate_on_there_are_no_metrics(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):

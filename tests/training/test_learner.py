@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from art_patch.training import TrainGroup
+from art_patch.training.loop.job import plan_of
 from art_patch.training.loop.loading import load_policy
 from art_patch.training.loop.processes import ALONE
-from art_patch.training.loop.update import Learner, update
+from art_patch.training.loop.update import Learner, learning_rate_share, update
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
 RATE = 1e-3
@@ -46,6 +47,29 @@ def test_a_phase_begins_without_the_moments_of_the_one_before(base: Path):
     moved(learner, model, 1.0, 1)
     assert moved(learner, model, -0.1, 2) != {RATE}  # moments of the steps before are at work
     assert moved(learner, model, -0.1, 0) == {RATE}  # and not in a new phase
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4]),
+        ("cosine", [1 / 3, 2 / 3, 1, (1 + 0.5**0.5) / 2, 1 / 2, (1 - 0.5**0.5) / 2]),
+    ],
+)
+def test_the_learning_rate_rises_and_then_falls_as_its_schedule_says(schedule: Any, shares: list[float]):
+    config = replace(SMALL, warmup_steps=2, lr_schedule=schedule)
+    assert [learning_rate_share(config, number, 6) for number in range(6)] == pytest.approx(shares)
+    assert learning_rate_share(config, 0, 1) == pytest.approx(1 / 3)
+    assert learning_rate_share(replace(config, warmup_steps=0), 0, 1) == 1.0
+
+
+def test_each_phase_has_a_schedule_of_its_own(base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path):
+    model = load_policy(str(base), None, SMALL)
+    learner = Learner(model, replace(SMALL, learning_rate=RATE, lr_schedule="linear"))
+    assert [len(moved(learner, model, 1.0, number)) for number in (0, 0)] == [1, 1]
+    job = make_job(base, tmp_path / "agent@1", groups, epochs=2, minibatches=4, total_steps=6)
+    assert [(step.number, step.of) for step in plan_of(job)] == [(number, 6) for number in range(6)]
 
 
 def test_weights_decay_if_they_are_to(base: Path):

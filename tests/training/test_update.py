@@ -198,7 +198,10 @@ def test_data_of_a_far_policy_is_refused_before_the_first_step(base: Path, group
     far = recorded_elsewhere(group)
     with pytest.raises(TrainingError, match=r"every row was .* above max_drift_nats .*; nothing was trained"):
         run(base, tmp_path, far, max_drift_nats=0.5)
-    off = {"max_kl_nats": 0.5, "loss": LossConfig(importance_cap=None)}  # the ratio is that to who sampled
+    off: dict[str, Any] = {
+        "max_kl_nats": 0.5,
+        "loss": LossConfig(importance_cap=None),
+    }  # the ratio is that to who sampled
     with pytest.raises(TrainingError, match=r"kl_nats .* at step 1 .*raise that bound, or use newer runs"):
         run(base, tmp_path, far, **off)
     assert (names(tmp_path / "adapters"), names(tmp_path / "jobs")) == ([], [])

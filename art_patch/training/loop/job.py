@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -315,6 +316,7 @@ class Step:
     epoch: int  # number of the pass over the phase's items, from 0
     last: bool  # whether this is the last step of its phase, or of the update
     items: tuple[int, ...]  # indices of the demonstrations, pairs or lessons (groups) that the step learns from
+    of: int = 1  # number of steps of its phase in the plan
     rehearsed: tuple[int, ...] = ()  # indices into the job's `rehearsed` rows, which the step imitates as well
 
 
@@ -355,7 +357,8 @@ def plan_of(job: TrainJob) -> tuple[Step, ...]:
     if most is not None and most < len(steps):
         steps = steps[:most]
         steps[-1] = replace(steps[-1], last=True)  # the last step of a phase is always kept in a checkpoint
-    return tuple(steps)
+    of_phase = Counter(step.phase for step in steps)
+    return tuple(replace(step, of=of_phase[step.phase]) for step in steps)
 
 
 def _steps(phase: PhaseName, items: int, job: TrainJob) -> Iterator[Step]:
@@ -373,4 +376,4 @@ def _steps(phase: PhaseName, items: int, job: TrainJob) -> Iterator[Step]:
             # From seed and number alone, not from a running generator: a step after a kill draws the same rows.
             drawn = random.Random(f"{config.seed} rehearse {number}").sample(range(known), min(known, _REHEARSED))
             last = number + 1 == config.epochs * each_epoch
-            yield Step(phase, number, epoch, last, tuple(order[first:stop]), tuple(sorted(drawn)))
+            yield Step(phase, number, epoch, last, tuple(order[first:stop]), rehearsed=tuple(sorted(drawn)))

@@ -25,6 +25,7 @@ class TrainState:
     mean_gap_nats: float | None = None
     far_rows: int = 0  # see `UpdateMetrics`
     why_not_shared: str | None = None  # why the model computes token sequences one by one, see `Scorer.why_apart`
+    best_step: int | None = None  # number of steps at the lowest `eval_loss`; `None` without `early_stop`
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # metrics of each step that was made
 
 
@@ -141,6 +142,24 @@ def why_stop(metrics: Mapping[str, float], config: TrainConfig) -> str | None:
     return None
 
 
+def note_evaluation(train_state: TrainState, config: TrainConfig, begin: int) -> bool:
+    """Ends the update if `early_stop` says so after this evaluation; returns whether it is the best one so far.
+
+    `begin` is the number of steps before the phase, whose evaluations alone are compared.
+    """
+    losses = {
+        n: step["eval_loss"] for n, step in enumerate(train_state.history, 1) if n > begin and "eval_loss" in step
+    }
+    if config.early_stop is None or train_state.done not in losses:
+        return False
+    train_state.best_step = min(losses, key=lambda n: losses[n])
+    worse = sum(n > train_state.best_step for n in losses)
+    if worse >= config.early_stop and train_state.stopped is None:
+        best = f"that of step {train_state.best_step}, {losses[train_state.best_step]:.4g}, which is published"
+        train_state.stopped = f"{worse} evaluations in a row had no eval_loss below {best} (early_stop)"
+    return train_state.best_step == train_state.done
+
+
 def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     """Returns the metrics of a whole update, which has made at least one step, from the metrics of its steps."""
     history = train_state.history
@@ -153,6 +172,7 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
     seen = [metrics for metrics in last_phase if metrics["epoch"] == last_phase[-1]["epoch"]]
     work = {name: sum(metrics[name] for metrics in history) for name in (*_WORK, "seconds")}
     computed = work["computed_tokens"]
+    published = history[(train_state.best_step or len(history)) - 1]
     return UpdateMetrics(
         trajectories=len(learned),
         trained_rows=sum(len(each.rows) for each in learned),
@@ -176,9 +196,9 @@ def update_metrics(job: TrainJob, train_state: TrainState) -> UpdateMetrics:
         shared_ratio=work["row_tokens"] / computed,
         why_not_shared=train_state.why_not_shared,
         tokens_per_s=computed / work["seconds"],
-        eval_loss=history[-1].get("eval_loss"),
-        eval_kl_nats=history[-1].get("eval_kl_nats"),
-        eval_gain_nats=history[-1].get("eval_gain_nats"),
+        eval_loss=published.get("eval_loss"),
+        eval_kl_nats=published.get("eval_kl_nats"),
+        eval_gain_nats=published.get("eval_gain_nats"),
         history=tuple(history),
     )
 

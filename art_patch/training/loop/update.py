@@ -124,7 +124,7 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
         if broken is None:
             train_state.stopped = measures.why_stop(metrics, config)
             if train_state.stopped is None:
-                metrics["weight_norm"] = learner.step(step.number)
+                metrics["weight_norm"] = learner.step(step.number, step.of)
                 broken = measures.why_broken(metrics)
         if broken or (train_state.stopped and not train_state.done):
             if ranks.first:
@@ -147,12 +147,15 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
         due = config.eval_steps is not None and (at_the_end or train_state.done % config.eval_steps == 0)
         if due and "eval_loss" not in train_state.history[-1]:
             train_state.history[-1] |= evaluate(near, scorer, start, ranks)
+            if measures.note_evaluation(train_state, config, len(plan) - plan[-1].of):
+                learner.keep_best()
 
         # Keep a checkpoint now and then, and always at the end of a phase.
         if ranks.first:
             checkpoint_writer.keep(train_state, learner, now=step.last or train_state.stopped is not None)
         progress(train_state.done, len(plan), note(train_state))
 
+    learner.take_best()
     if ranks.first:
         publish(job, model, scorer)
     return measures.update_metrics(near, train_state)
@@ -199,8 +202,16 @@ def probe_of(model: Any, scorer: Scorer, rows: Iterable[Row]) -> Probe:
 
 
 _BETAS = (0.9, 0.95)
-_WEIGHT, _RANDOM = "weight", "torch_rng"
+_WEIGHT, _BEST, _RANDOM = "weight", "best", "torch_rng"
 _FILE = "checkpoint.safetensors"
+
+
+def learning_rate_share(config: TrainConfig, number: int, of: int) -> float:
+    """Returns which share of the learning rate step `number` (from 0) of a phase of `of` steps uses."""
+    if number < config.warmup_steps:
+        return (number + 1) / (config.warmup_steps + 1)
+    gone = (number - config.warmup_steps) / max(1, of - config.warmup_steps)
+    return {"constant": 1.0, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}[config.lr_schedule]
 
 
 class Learner:
@@ -208,6 +219,7 @@ class Learner:
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
         self._config = config
+        self._best: dict[str, torch.Tensor] = {}
         self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(
             list(self._weights.values()), lr=config.learning_rate, betas=_BETAS, weight_decay=config.weight_decay
@@ -218,24 +230,35 @@ class Learner:
         ranks.sum_gradients(self._weights.values())
         return float(torch.nn.utils.clip_grad_norm_(self._weights.values(), self._config.max_grad_norm))
 
-    def step(self, number: int) -> float:
+    def step(self, number: int, of: int = 1) -> float:
         """Lets AdamW change the weights by their gradients, clears the gradients, and returns the norm of the weights.
 
-        `number` is the step's number within its phase, from 0. At 0 the optimizer's moments are cleared. The first
-        `warmup_steps` steps of a phase use a smaller learning rate.
+        `number` is the step's number within its phase, from 0, and `of` the number of steps of the phase. At 0 the
+        optimizer's moments are cleared. The first `warmup_steps` steps of a phase use a smaller learning rate.
         """
         if number == 0:
             self._optimizer.state.clear()  # moments of another phase's loss say nothing about this one
         # Warm-up of each phase: with the moments cleared, Adam's first steps are of full size whatever the gradient.
         for group in self._optimizer.param_groups:
-            group["lr"] = self._config.learning_rate * min(1.0, (number + 1) / (self._config.warmup_steps + 1))
+            group["lr"] = self._config.learning_rate * learning_rate_share(self._config, number, of)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return float(torch.nn.utils.get_total_norm([weight.detach() for weight in self._weights.values()]))
 
+    def keep_best(self) -> None:
+        """Keeps a copy of the weights, which replaces an earlier one."""
+        self._best = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def take_best(self) -> None:
+        """Restores the weights that `keep_best` kept, if it ever did."""
+        for name, weight in self._best.items():
+            self._weights[name].copy_(weight)
+
     def arrays(self) -> Arrays:
-        """Returns the state for a checkpoint: weights, AdamW's moments and step counts, torch's random state."""
+        """Returns the state for a checkpoint: weights, the best ones, AdamW's moments and step counts, random state."""
         tensors = {f"{_WEIGHT} {name}": weight.detach() for name, weight in self._weights.items()}
+        tensors |= {f"{_BEST} {name}": weight for name, weight in self._best.items()}
         for name, weight in self._weights.items():
             tensors |= {f"{slot} {name}": value for slot, value in self._optimizer.state[weight].items()}
         # Of the CPU alone; dropout seeds itself at each step, so a GPU's random numbers need not be kept.
@@ -249,6 +272,8 @@ class Learner:
             tensor = torch.from_numpy(array)
             if slot == _RANDOM:
                 torch.set_rng_state(tensor)
+            elif slot == _BEST:
+                self._best[name] = tensor.to(self._weights[name].device)
             elif slot == _WEIGHT:
                 with torch.no_grad():
                     self._weights[name].copy_(tensor)
