@@ -63,7 +63,8 @@ CYCLE = pipeline.CycleConfig(
 SINGLE_SHOT = replace(
     CYCLE,
     min_group_size=1_000_000,  # questions that are asked twice by chance make no group: every sibling is re-sampled
-    resample=grouping.ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8),
+    # No wait for siblings: some questions are asked twice, and groups of whole runs are never formed here.
+    resample=grouping.ResampleConfig(samples=7, turns=2, max_turns=400, concurrency=8, wait_cycles=0),
 )
 """Cycle settings for `single_shot`: every question is asked once, and the job re-samples the siblings."""
 
