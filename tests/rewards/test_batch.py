@@ -7,6 +7,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, make_tasks, run_tool
 from art_patch.errors import JudgeError
-from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, judge_batch, noise_of_judges
+from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, JudgeReport, judge_batch, noise_of_judges
 from art_patch.trajectories import transcript
 from art_patch.types import Call, Choice, Group, Judgement, Score, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import PLEAS
@@ -102,6 +103,32 @@ def test_a_judge_that_goes_by_place_is_quarantined_where_it_was_asked_twice():
     result = judge_batch(batch(5), Fake(by_place), DefenceConfig(double_share=1.0, planted_share=0.0), seed=0)
     assert result.quarantined.keys() == {f"g{n}" for n in range(5)} and result.scores == ()
     assert result.agreement == 0.0 and "disagreed with itself on 5 of 5" in result.alarms[0]
+
+
+def test_an_order_that_turns_without_what_followed_is_put_aside():
+    """A planted canary: an attempt that invents the very value that a tool returned later."""
+    told = ({"role": "tool", "content": "0.9"},)
+    groups = [replace(group, how="resampled", followed=told) for group in batch(5)] + batch(2)[1:]
+    groups[-1] = replace(groups[-1], id="plain")
+
+    class Impressed(Fake):
+        def score_groups(self, groups: Sequence[Group], **how: Any) -> JudgeReport:
+            is_shown = {group.id: bool(group.followed) for group in groups}
+            honest = {"g0", "plain"}
+            self.rule = lambda t, _: number(t) if t.id[:2] in honest or is_shown.get(t.id[:2], True) else 1 - number(t)
+            return super().score_groups(groups, **how)
+
+    judge = Impressed(number)
+    config = DefenceConfig(double_share=0.0, planted_share=0.0, blind_share=1.0)
+    result = judge_batch(groups, judge, config, seed=0)
+    assert [(purpose, len(ids)) for purpose, ids, _ in judge.asked] == [("score", 6), ("without what followed", 5)]
+    why = "without what followed, the judge orders the attempts the other way round"
+    assert result.quarantined == dict.fromkeys(("g1", "g2", "g3", "g4"), why)
+    assert values(result) == {t.id: number(t) for group in (groups[0], groups[-1]) for t in group.trajectories}
+    assert (result.calls, result.alarms) == (11, ())
+    assert judge_batch(groups, Impressed(number), replace(config, blind_share=0.0), seed=0).quarantined == {}
+    muted = Impressed(number, mute_in="without what followed")
+    assert judge_batch(groups, muted, config, seed=0).unscored.keys() == {f"g{n}" for n in range(5)}
 
 
 def test_how_far_both_passes_are_apart_is_noted_where_they_agree():

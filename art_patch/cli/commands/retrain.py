@@ -246,9 +246,11 @@ def _show_plans(
     # One unknown price makes the sum unknown: a sum of the others would look like the whole.
     estimate_usd = None if None in prices else sum(price for price in prices if price is not None)
     defence = rewards.DefenceConfig()
-    # `DefenceConfig`: at least two groups are copied with a planted answer, and a share is judged a second time.
+    # `DefenceConfig`: at least two groups are copied with a planted answer, and a share is judged a second time, or
+    # without what followed.
     planted, double = defence.planted_share * len(plans), defence.double_share * len(plans)
-    checking = max(2, ceil(planted)) + ceil(double) if plans else 0
+    blind = defence.blind_share * sum(1 for group in groups if group.followed)
+    checking = max(2, ceil(planted)) + ceil(double) + ceil(blind) if plans else 0
     tokens = sum(request.prompt_tokens for request in requests)
     first = next((plan for plan in plans if plan.requests), None) if show else None
     facts = {

@@ -1,6 +1,7 @@
 """Judges a batch of groups with defences against a judge that can be fooled.
 
-    users' share -> planted answers -> first pass -> some groups in the reverse order -> agreement, caps, alarms
+    users' share -> planted answers -> first pass -> some groups in the reverse order
+                 -> some without what followed -> agreement, caps, alarms
 
 `suspicion` contains the decisions; this module calls the judge. It returns the scores to train on, and a reason for
 each group without scores. Planted answers (bad for certain, in copies of groups) are judged first. If the judge misses
@@ -25,6 +26,7 @@ from art_patch.types import Group, Judgement, Score
 # Group id -> trajectory id -> score.
 Values = dict[str | None, dict[str, float]]
 
+_TURNED = "without what followed, the judge orders the attempts the other way round"
 _OVER_SHARE = "a user's groups are more than their share of the batch"
 
 
@@ -76,9 +78,9 @@ def judge_batch(
             groups again.
         on_scored: receives the scores of each group of the first pass at once, before the defences are applied. Store
             them in case the process is killed, and train on the returned scores alone.
-        on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score` or
-            `second pass`. The `facts` of a second pass that agrees with the first have the judge's `noise` and the
-            number of `siblings` from which it was computed; `noise_of_judges` reads them.
+        on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score`,
+            `second pass` or `without what followed`. The `facts` of a second pass that agrees with the first have the
+            judge's `noise` and the number of `siblings` from which it was computed; `noise_of_judges` reads them.
 
     Raises:
         JudgeError: no group could be judged.
@@ -88,7 +90,9 @@ def judge_batch(
     taken, left = suspicion.within_user_share(groups, config)
     planted = suspicion.plant(taken, config, rng)
     twice = rng.sample(taken, math.ceil(config.double_share * len(taken)))
-    asking = _Asking(judge, len(planted) + len(taken) + len(twice), on_judgement, progress)
+    followed = [group for group in taken if group.followed]
+    blind = rng.sample(followed, math.ceil(config.blind_share * len(followed)))
+    asking = _Asking(judge, len(planted) + len(taken) + len(twice) + len(blind), on_judgement, progress)
 
     alarms: list[str] = []
     values, unscored, failed = asking.try_about([one.group for one in planted], purpose="planted answer")
@@ -116,15 +120,24 @@ def judge_batch(
         twice, order="reversed", purpose="second pass", on_scored=noting.keep, on_judgement=noting.note
     )
     unscored = first.unscored | {name: f"second pass: {reason}" for name, reason in missing.items()}
+    unseen = [replace(group, followed=()) for group in blind if group.id not in unscored]
+    third, missing, _ = asking.try_about(unseen, purpose="without what followed")
+    unscored |= {name: f"without what followed: {reason}" for name, reason in missing.items()}
     scored = [group for group in taken if group.id not in unscored]
-    return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, config))
+    return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, third, config))
 
 
 def _defend(
-    result: JudgedBatch, groups: Sequence[Group], given: Sequence[Score], second: Values, config: DefenceConfig
+    result: JudgedBatch,
+    groups: Sequence[Group],
+    given: Sequence[Score],
+    second: Values,
+    blind: Values,
+    config: DefenceConfig,
 ) -> JudgedBatch:
     score_of = {(score.group_id, score.trajectory_id): score for score in given}
     quarantined, flags, capped = dict[str, str](), dict[str, str](), dict[str, float]()
+    disagreed = 0
     agreements: list[float] = []
     lengths: list[tuple[list[float], list[int]]] = []
     scores: list[Score] = []
@@ -136,7 +149,10 @@ def _defend(
             agreements.append(suspicion.pairwise_agreement(values, again, config.tie))
             if (reason := suspicion.why_disagreed(values, again, config)) is not None:
                 quarantined[group.id] = reason
+                disagreed += 1
             values = [fmean(pair) for pair in zip(values, again, strict=True)]
+        if group.id in blind and suspicion.turns(values, [blind[group.id][name] for name in names], config):
+            quarantined.setdefault(group.id, _TURNED)
         lengths.append((values, suspicion.written_length(group)))
         value_of = dict(zip(names, values, strict=True))
         flagged = suspicion.flags(group)
@@ -151,8 +167,8 @@ def _defend(
     if longer is not None and longer > config.max_length_correlation:
         alarms.append(f"longer attempts score higher: rank correlation {longer:.2f}")
     # One group may disagree by chance. If most do, the groups that were judged only once are no better.
-    if len(quarantined) > 1 and len(quarantined) > len(agreements) / 2:
-        alarms.append(f"the judge disagreed with itself on {len(quarantined)} of {len(agreements)} groups")
+    if disagreed > 1 and disagreed > len(agreements) / 2:
+        alarms.append(f"the judge disagreed with itself on {disagreed} of {len(agreements)} groups")
     if config.strict and alarms:
         quarantined |= {group.id: f"strict: {alarms[0]}" for group in groups if group.id not in quarantined}
         scores, capped = [], {}

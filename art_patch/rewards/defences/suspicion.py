@@ -39,6 +39,9 @@ class DefenceConfig:
     max_difference: float = 0.25
     # Scores no further apart than this are of equal worth.
     tie: float = 0.05
+    # Share of the groups whose prompt shows what followed a resampled turn that are judged again without it. A group
+    # whose order turns is quarantined: an attempt that guessed what came looked good because of it.
+    blind_share: float = 0.2
     # Share of the groups that are copied with a planted answer; never fewer than two groups, 0 is off.
     planted_share: float = 0.1
     # A planted answer may score this much above the worst true sibling.
@@ -86,6 +89,13 @@ def why_disagreed(first: Sequence[float], second: Sequence[float], config: Defen
     if difference > config.max_difference:
         return f"judged in two orders, the scores differ by {difference:.2f} on average"
     return None
+
+
+def turns(seen: Sequence[float], blind: Sequence[float], config: DefenceConfig) -> bool:
+    """Whether the order of siblings turns: best and worst change places, or most pairs do. Ties count as equal."""
+    best, worst = seen.index(max(seen)), seen.index(min(seen))
+    apart = compare(seen[best], seen[worst], config.tie), compare(blind[best], blind[worst], config.tie)
+    return apart == (1, -1) or pairwise_agreement(seen, blind, config.tie) < 0.5
 
 
 def noise(first: Sequence[float], second: Sequence[float]) -> float:
