@@ -113,6 +113,8 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
         return promote_policy.waits_for_approval(run, champion, candidate, reason)
     limit.check()
     ask_first(run)
+    if run.gate_judge is not None:
+        ask_first(run, run.gate_judge)
     if (refused := promote_policy.load_candidate(run, candidate, champion)) is not None:
         return refused
     verdict = run_gate(run, candidate, champion)

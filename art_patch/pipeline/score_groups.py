@@ -93,13 +93,15 @@ def score(run: Run) -> None:
     run.metrics["score"] = metrics | (_judge_metrics(batch) if asked else {})
 
 
-def ask_first(run: Run) -> None:
-    """Ask the judge one small question, unless it was asked in this cycle already; `JudgeError` if it gives no verdict.
+def ask_first(run: Run, judge: rewards.OrderedJudge | None = None) -> None:
+    """Ask the cycle's judge, or another `judge`, one small question, unless that was done in this cycle already.
 
+    Raises `JudgeError` if it gives no verdict.
     Called before the engine samples anything that the judge must score, because it would be sampled for nothing. A
     budget that is used up is no error: groups that are not judged wait for the next cycle.
     """
-    if "judge" in run.metrics or run.metrics.get("score", {}).get("calls"):
+    name = "judge" if judge is None else "gate judge"
+    if name in run.metrics or (judge is None and run.metrics.get("score", {}).get("calls")):
         return
 
     def attempt(said: str) -> Trajectory:
@@ -111,8 +113,8 @@ def ask_first(run: Run) -> None:
     if not _needs_judge(run, group):
         return
     keep = run.store.ledger.add_judgement
-    report = run.judge.score_groups([group], purpose="first question", on_judgement=keep)
-    run.metrics["judge"] = {"calls": report.calls, "cost_usd": report.cost_usd}
+    report = (judge or run.judge).score_groups([group], purpose="first question", on_judgement=keep)
+    run.metrics[name] = {"calls": report.calls, "cost_usd": report.cost_usd}
 
 
 def to_judge(run: Run) -> list[Group]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import JudgeError
+from art_patch.pipeline import retrain
 from art_patch.rewards import Budget, Judge
 from tests.support.cycles import CONFIG, QUESTIONS, RESAMPLING, Place
 from tests.support.servers import Answer, StubServer
@@ -58,3 +59,20 @@ def test_nothing_is_asked_where_nothing_is_sampled_or_paid_for(place: Place, jud
     spent = Judge(judge.model, base_url="http://127.0.0.1:1/v1", api_key="none", budget=Budget(max_calls=0))
     report = place.cycle(spent, replace(RESAMPLING, min_groups=99, holdout_share=0.0))
     assert (report.outcome, report.metrics["judge"]["calls"]) == ("nothing to do", 0)
+
+
+def test_a_gate_judge_that_cannot_judge_is_found_before_the_gate_samples(place: Place, judge: Judge):
+    place.traffic()
+    server = StubServer()
+    server.always = refused(401, "no such key")
+    broken = Judge("openai/m", base_url=server.url, api_key="k", max_retries=0)
+    try:
+        with pytest.raises(JudgeError, match="no such key"):
+            retrain(
+                place.store, place.client, judge, place.adapters, CONFIG,
+                gate_judge=broken, who="test", progress=lambda *_: None, now=100.0,
+            )  # fmt: skip
+        assert len(server.seen) == 1
+    finally:
+        server.close()
+    assert (place.states()["agent@1"], place.client.models()) == ("candidate", ["agent@0"])
