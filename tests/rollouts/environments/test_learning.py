@@ -37,7 +37,7 @@ def test_an_environment_is_learned_and_a_trainer_goes_back_to_its_checkpoint(tmp
         return art.GRPOTrainer(
             art.Agent(model, max_tokens=1), Bandit, learning_rate=1e-2, batch_size=4, episodes_per_batch=512,
             max_episode_length=4, kl_penalty=0.0, group_size=64,
-            config=art.TrainConfig(warmup_steps=0, epochs=10, clip_range=(0.6, 2.0)),
+            config=art.TrainConfig(warmup_steps=0, epochs=10, clip_range=(0.6, 2.0), max_kl_nats=None),
         )  # fmt: skip
 
     async def script() -> tuple[float, float]:
