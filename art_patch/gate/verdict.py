@@ -78,7 +78,7 @@ def decide(
     metrics |= {"difference": mean(values), "lower_bound": bound}
     # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
     wins = bound > config.margin + TIE
-    if all(abs(difference) <= TIE for difference in values):
+    if not wins and all(abs(difference) <= TIE for difference in values):
         tie = f"a tie: both score alike on each of {count} held-out scenarios, not above the margin"
         return Verdict(False, tie, metrics)
     needed = None if wins else scenarios_needed(values, config.margin, config.level, units=None if too_few else units)

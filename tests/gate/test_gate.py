@@ -69,6 +69,7 @@ def test_it_says_what_is_missing():
     assert f"about {unclear.metrics['more_needed']} more scenarios would show it" in unclear.reason
     tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(40)], GateConfig())
     assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.metrics) == (False, True, False)
+    assert decide(pairs([0.0] * 40), GateConfig(margin=-0.1)).promote  # it may be that much worse
 
 
 def test_scenarios_of_one_user_do_not_count_as_independent():

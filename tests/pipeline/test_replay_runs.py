@@ -146,7 +146,8 @@ def test_what_was_seen_once_is_repeated_and_learned_from(app: App, judge: Judge)
     assert cycle(app, judge, None).metrics["group"]["left"] == {"waits for a sibling": len(QUESTIONS)}
     assert app.repeated() == []  # off by default
 
-    report = cycle(app, judge, app.config(), gate=replace(eager(CONFIG).gate, run_samples=1))
+    one_user = replace(eager(CONFIG).gate, run_samples=1, min_users=1, level=0.5)
+    report = cycle(app, judge, app.config(), gate=one_user)
     metrics = report.metrics["replay"]
     read = app.place.store.read
     # What a random model says may be worth the same three times: such a group is dead, and was repeated all the same.
