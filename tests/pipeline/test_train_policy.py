@@ -179,12 +179,12 @@ def test_a_new_lora_is_begun_from_the_base(place: Place, judge: Judge):
 
 def test_groups_of_a_policy_that_turns_out_to_be_far_are_stale_and_not_trained(place: Place, judge: Judge):
     rewarded_traffic(place)
-    for run in place.store.read.ungrouped(settled_before=100.0)[:20]:
+    for n, run in enumerate(place.store.read.ungrouped(settled_before=100.0)[:20]):
         (call,), copy = run.calls, f"{run.id}-far"
         moved = tuple(each - 3.0 for each in call.choices[0].logprobs or ())
         far = replace(call, id=copy, trajectory_id=copy, choices=(replace(call.choices[0], logprobs=moved),))
         place.store.rights.erase(trajectory=run.id)
-        place.store.write([TrajectoryInfo(copy, 1.0), far, Score(copy, copy, "reward", ord(copy[-5]) % 2, "user", 1.0)])
+        place.store.write([TrajectoryInfo(copy, 1.0), far, Score(copy, copy, "reward", n % 2, "user", 1.0)])
     near = replace(TRAINING, train=replace(TRAINING.train, max_drift_nats=0.5, max_gap_nats=None))
     report = place.cycle(judge, near)
     assert report.metrics["train"]["far_rows"] > 0
