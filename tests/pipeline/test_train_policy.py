@@ -217,6 +217,8 @@ def test_a_base_whose_lora_would_be_refused_is_said_before_the_judge_is_paid(
 ):
     make, words = REFUSED[kind]
     make().save_pretrained(tmp_path / "sees")
+    for file in base.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "sees")
     with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")) as running:
         place = Place(tmp_path, tmp_path / "sees", running.client)  # in the ledger; who answers does not matter here
         place.traffic(siblings=2)

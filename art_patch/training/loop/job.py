@@ -137,9 +137,10 @@ class TrainJob:
         there = [each for each in group.siblings if each.example.rows]
         anchors = Anchors([each.example for each in there], self.config.anchor_weight)
         anchored = (replace(each, example=anchors.of_tokens(each.example)) for each in there)
-        # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too.
-        held = self.config.loss.kl_coefficient
-        return tuple(each for each in anchored if held or each.example.teaches)
+        # A sibling with advantage 0 has no gradient, but the KL term holds it near the reference too, and its turns may
+        # have others.
+        held = self.config.loss.kl_coefficient or self.config.anchor_weight
+        return tuple(each for each in anchored if held or each.example.advantage != 0.0)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
