@@ -245,7 +245,7 @@ class _World:
 
     def _wait_until_recorded(self) -> None:
         """Wait for the recorder's last batch, and until the last conversation has settled."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while self._since("calls") < self._asked:
             if time.monotonic() > deadline:
                 raise ArtPatchError(
