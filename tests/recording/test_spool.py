@@ -198,7 +198,7 @@ def test_a_full_disk_costs_no_call(settings, monkeypatch):
     monkeypatch.undo()
     with closing(open_store(settings.store_url, create=False)) as store:
         assert len(store.read.recent(limit=10)) == 3
-    assert (recorder.dropped, faults.counts) == (0, {"recording.spool": 1})
+    assert (recorder.dropped, set(faults.counts)) == (0, {"recording.spool"})  # it tries again after a while
     faults.clear()
 
 
