@@ -7,10 +7,11 @@ They name the disagreement as soon as it is proven, and until then they say how 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 from art_patch.gate.paired_test import NO_USERS, Pair, lower_bound, mean, scenario_means, spread, units_of
+from art_patch.types import JSON
 
 # Both limits of a gain hold together in 95 % of cases.
 _SIDE = 0.975
@@ -34,6 +35,11 @@ class Gain:
     def words(self) -> str:
         """The gain and its limits for people."""
         return f"{self.name} {self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f}, {self.count} {self.unit})"
+
+    @property
+    def facts(self) -> JSON:
+        """The gain as metrics; without `sd`, which may be no number and which JSON could not hold."""
+        return {name: value for name, value in asdict(self).items() if name != "sd"}
 
 
 def paired_gain(

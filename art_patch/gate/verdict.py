@@ -70,7 +70,8 @@ def decide(
         words = f"cannot decide: {count} held-out scenarios; {least - count} more are needed, because fewer hardly "
         return Verdict(False, words + "ever show a task that the candidate ruins", metrics)
     # Units are users, and scenarios whose users are not known.
-    too_few = len(set(units)) < max(config.min_users if users else 1, fewest(config.level))
+    least_users = max(config.min_users if users else 1, fewest(config.level))
+    too_few = len(set(units)) < least_users
     differences = {key: ours - theirs for key, (ours, theirs) in by_scenario.items()}
     values = list(differences.values())
     bound = lower_bound(values, config.level, units=None if too_few else units, seed=seed)
@@ -90,9 +91,9 @@ def decide(
         metrics["ruined"] = ruined
         reason = f"{reason}; {'but' if wins else 'besides,'} {words}"
     if too_few:
-        metrics["users_needed"] = config.min_users
+        metrics["users_needed"] = least_users
         reason = (
-            f"cannot decide: the scenarios come from {users} user{'s' * (users > 1)}, at least {config.min_users} are "
+            f"cannot decide: the scenarios come from {users} user{'s' * (users > 1)}, at least {least_users} are "
             f"needed to speak for others, so a canary must decide (--promotion canary); for these alone: {reason}"
         )
     passed = wins and not ruined

@@ -77,7 +77,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     if reruns.metrics is not None:
         metrics["reruns"] = dict(reruns.metrics) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
     metrics["checks"] = [asdict(finding) for finding in findings]
-    metrics["gains"] = [{name: value for name, value in asdict(gain).items() if name != "sd"} for gain in gains]
+    metrics["gains"] = [gain.facts for gain in gains]
     if beside is not None:
         metrics["judge_calls"] += sum(report.calls for report in beside.reports)
     run.metrics["gate"] = metrics

@@ -96,9 +96,9 @@ def score(run: Run) -> None:
 def ask_first(run: Run, judge: rewards.OrderedJudge | None = None) -> None:
     """Ask the cycle's judge, or another `judge`, one small question, unless that was done in this cycle already.
 
-    Raises `JudgeError` if it gives no verdict.
-    Called before the engine samples anything that the judge must score, because it would be sampled for nothing. A
-    budget that is used up is no error: groups that are not judged wait for the next cycle.
+    Called before the engine samples anything that the judge must score, because it would be sampled for nothing. Raises
+    `JudgeError` if the judge gives no verdict. A budget that is used up is no error: groups that are not judged wait
+    for the next cycle.
     """
     name = "judge" if judge is None else "gate judge"
     if name in run.metrics or (judge is None and run.metrics.get("score", {}).get("calls")):

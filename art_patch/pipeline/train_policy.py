@@ -122,12 +122,9 @@ def _trained_rows(run: Cycle, job: training.TrainJob) -> tuple[TrainedRow, ...]:
             answers = training.trained_answers(
                 trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
             )
-            run_advantage, prompts = (
-                siblings[trajectory.id].advantage,
-                {c.id: c.prompt_token_ids for c in trajectory.calls},
-            )
+            prompts = {call.id: call.prompt_token_ids or () for call in trajectory.calls}
             for call, choice in answers:
-                advantage = anchors.of_turn(run_advantage, prompts[call] or ())
+                advantage = anchors.of_turn(siblings[trajectory.id].advantage, prompts[call])
                 found.append(TrainedRow(call, choice, trajectory.id, group.id, advantage, lesson.weight))
     return tuple(found)
 

@@ -5,7 +5,7 @@ so noticed before the test on feedback alone is decided, which may take many ses
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from statistics import fmean
 
 from art_patch.gate import Gain, gains_in_words, normal_gain
@@ -31,10 +31,9 @@ def with_gains(verdict: WatchVerdict, evidence: Evidence) -> WatchVerdict:
             gains.append(normal_gain(name, values, unit))
     if not gains or gains[0].name != "the judge":
         return verdict
-    shown = [{name: value for name, value in asdict(gain).items() if name != "sd"} for gain in gains]
     words = gains_in_words(gains[0], gains[1:])
     reason = f"{verdict.reason}; {words}" if words else verdict.reason
-    return replace(verdict, reason=reason, metrics={**verdict.metrics, "gains": shown})
+    return replace(verdict, reason=reason, metrics={**verdict.metrics, "gains": [gain.facts for gain in gains]})
 
 
 def _differences(seen: Sequence[Observation]) -> Iterator[float]:

@@ -302,11 +302,13 @@ def _sessions_needed(found: Iterable[_Finding], config: CanaryConfig, *, hope: f
 
 
 def _needed(bets: Bets, winning: float, margin: float, hope: float) -> float:
+    if bets.most_better >= 1 / winning:
+        return 0.0  # a proof stands, whatever came after it
     gain = bets.difference + (hope * bets.error if hope else 0.0) - margin
-    if gain > 0 and bets.most_better < 1 / winning and math.isfinite(gain):
-        return max(bets.sessions_needed(winning, gain) - bets.sessions, 0.0)
-    # Where it is proven already, or too little is known to give up.
-    return 0.0 if gain > 0 else math.inf
+    if not gain > 0:
+        return math.inf
+    # Where the error is not known yet, too little is known to give up.
+    return max(bets.sessions_needed(winning, gain) - bets.sessions, 0.0) if math.isfinite(gain) else 0.0
 
 
 def _so_far(needed: float, arrive: float) -> str:

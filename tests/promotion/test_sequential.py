@@ -198,6 +198,15 @@ def test_how_much_more_silence_takes_is_said():
     assert 0 < verdict.metrics["sessions_needed"] < 20_000
 
 
+def test_what_was_proven_among_those_who_speak_is_not_given_up_because_it_fell_later():
+    later = [one._replace(at=one.at + 1_000) for one in coins(0.3, 0.5, n=400, share=0.5, seed=1)]
+    said_more = [*coins(0.95, 0.2, n=60, share=0.5), *later]
+    verdict = said(feedback=said_more, with_silence={"feedback": coins(0.08, 0.06, n=2_000, share=0.5)}, hours=30.0)
+    signal = verdict.metrics["signals"]["feedback"]
+    assert (verdict.action, signal["says"], signal["difference"] < 0) == ("go on", "silent", True)
+    assert 0 < verdict.metrics["sessions_needed"] < 20_000
+
+
 @pytest.mark.parametrize(
     ("own", "percents", "against", "then"),
     [(11, (5.0,), False, None), (12, (5.0,), False, 20.0), (60, (5.0,), False, 50.0), (60, (5.0, 50.0), False, None),

@@ -54,9 +54,8 @@ class Example:
 
     rows: tuple[Row, ...]  # each with at least one sampled token; every sampled token is in exactly one of them
     advantage: float = 0.0  # the trajectory's reward relative to the mean of its group, perhaps divided by a spread
-    token_advantages: tuple[float, ...] | None = (
-        None  # advantage of each sampled token, if the turns differ (`Anchors`)
-    )
+    # Advantage of each sampled token, where the turns of the trajectory differ (`Anchors`).
+    token_advantages: tuple[float, ...] | None = None
 
     @property
     def sampled(self) -> int:
