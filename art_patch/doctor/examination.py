@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def examine(
         lambda: trouble,
         lambda: engine.mode(settings.mode, found["mode"]["source"], route),
         lambda: engine.champion(route),
-        lambda: engine.base(facts()[1], check_base),
+        # Whether the engine has a chat template from elsewhere, only `serve` knows.
+        lambda: engine.base(facts()[1], partial(check_base, has_template=True)),
         lambda: engine.engine(route, settings.base_url, _connect(settings, 5.0)),
         # With the app's own deadline: an engine that is slower than this for eight tokens also loses the app's calls.
         lambda: engine.adapter(route, settings.base_url, _connect(settings, settings.timeout_s)),

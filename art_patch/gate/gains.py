@@ -25,7 +25,7 @@ class Gain:
 
     name: str  # of the signal, in words
     mean: float
-    low: float  # each limit is wrong in at most 2.5 % of cases
+    low: float  # each limit is wrong in about 2.5 % of cases
     high: float
     count: int  # of the values behind it
     unit: str  # what is counted, such as "scenarios"
@@ -58,11 +58,14 @@ def paired_gain(
     )  # fmt: skip
 
 
-def normal_gain(name: str, values: Sequence[float], unit: str) -> Gain:
-    """Return the gain from independent values whose mean is the gain, with limits in normal approximation."""
+def normal_gain(name: str, values: Sequence[float], unit: str, *, is_enough: bool = True) -> Gain:
+    """Return the gain from independent values whose mean is the gain, with limits in normal approximation.
+
+    There are no limits but those of the scale if the values are not enough for the approximation, or all equal.
+    """
     sd = spread(values)
-    width = NormalDist().inv_cdf(_SIDE) * sd / math.sqrt(len(values)) if len(values) > 1 else 2.0
-    middle = mean(values)
+    width = NormalDist().inv_cdf(_SIDE) * sd / math.sqrt(len(values)) if is_enough and sd > 0 else 2.0
+    middle = min(1.0, max(-1.0, mean(values)))
     return Gain(name, middle, max(-1.0, middle - width), min(1.0, middle + width), len(values), unit, sd)
 
 

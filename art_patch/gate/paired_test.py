@@ -106,8 +106,9 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that would promote every candidate, or none: `ConfigError`."""
-        if not 0.5 <= self.level < 1:
-            raise ConfigError(f"the gate's level is {self.level:g}; give a confidence from 0.5 to below 1")
+        # Higher ones would need more random subsets than are drawn (`_DRAWS`).
+        if not 0.5 <= self.level <= 0.999:
+            raise ConfigError(f"the gate's level is {self.level:g}; give a confidence from 0.5 to 0.999")
         if not -1 <= self.margin < 1:
             raise ConfigError(
                 f"the gate's margin is {self.margin:g}; scores lie in 0..1, so give one from -1 to below 1"
@@ -198,7 +199,7 @@ def scenarios_needed(
     its spread is unknown.
     """
     over, sd = mean(differences) - margin, spread(differences, units)
-    if over <= 0 or math.isnan(sd):
+    if over <= TIE or math.isnan(sd):
         return None
     z_level, z_power = map(NormalDist().inv_cdf, (level, 0.8))
     return max(len(differences) + 1, fewest(level), math.ceil(((z_level + z_power) * sd / over) ** 2))
@@ -273,7 +274,9 @@ def not_worse(
         return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
     sign = -1.0 if less_is_better else 1.0
     better = [sign * (a - b) for a, b in by_scenario.values()]
-    bound = lower_bound(better, level, units=units_of(by_scenario, user_of), seed=seed)
+    units = units_of(by_scenario, user_of)
+    # A check may speak of few users' scenarios only. Then the scenarios are the units.
+    bound = lower_bound(better, level, units=units if len(set(units)) >= fewest(level) else None, seed=seed)
     words = f"{name} {ours:.3g} against {theirs:.3g}"
     if math.isinf(bound):
         # No bound at this level exists for so few scenarios, so the observed mean decides, and no loss is allowed.

@@ -152,8 +152,9 @@ def _reason(metrics: JSON, config: GateConfig, wins: bool) -> str:
         f"scores {metrics['candidate']:.3f} against {metrics['champion']:.3f} "
         f"on {metrics['scenarios']} held-out scenarios{users}, a difference of {metrics['difference']:+.3f}; "
     )
+    proven = "better" if margin >= 0 else f"not worse by more than {-margin:g}"
     if wins:
-        return f"{words}proven better: if {equal}, a result like this comes up at most {often}"
-    words += f"not proven better: if {equal}, a result like this comes up more than {often}"
+        return f"{words}proven {proven}: if {equal}, a result like this comes up at most {often}"
+    words += f"not proven {proven}: if {equal}, a result like this comes up more than {often}"
     more = metrics.get("more_needed")
     return words if more is None else f"{words}; if it is as it looks, about {more} more scenarios would show it"

@@ -21,33 +21,24 @@ _CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
 _OTHER_SENSES = ("vision_config", "audio_config", "text_config")
 
 
-def check_base(
-    base: str, *, has_template: bool = False, max_model_len: int | None = None, closely: bool = True
-) -> None:
+def check_base(base: str, *, has_template: bool = False, closely: bool = True) -> None:
     """Raise `ConfigError` if no policy of this base could be served or trained, with the reason and what to do.
 
     Args:
         base: a model directory, or a Hugging Face id, of which only the small files are downloaded.
-        has_template: the engine gets its chat template from elsewhere.
-        max_model_len: the tokens of prompt and answer that the engine is asked for; `None` for the model's own.
+        has_template: the engine may get its chat template from elsewhere.
         closely: build a model that may also see or hear without weights, which takes the seconds of importing torch.
     """
     directory = _small_files(base)
     if directory is None:
         return  # whoever loads the model says why it cannot be found
     config = _object(directory / "config.json")
-    if (why := _why_useless(directory, config, has_template)) is not None:
+    # Of a hub's model some weights may be missing, from a download that was interrupted and goes on later.
+    has_weights = Path(base).expanduser().is_dir() and any(directory.glob("*.safetensors"))
+    if (why := _why_useless(directory, config, has_template, has_weights)) is not None:
         raise ConfigError(f"{base} cannot be used: {why}; {_CURE}")
-    most = config.get("max_position_embeddings")
-    rope: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    # With a scaling the engine computes the length from several numbers.
-    plain = rope.get("rope_type", "default") == "default" and not config.get("rope_scaling")
-    if plain and isinstance(most, int) and max_model_len is not None and max_model_len > most:
-        raise ConfigError(
-            f"--max-model-len {max_model_len} is more than the {most} tokens of {base}; give {most} or less"
-        )
     installed = find_spec("torch") is not None and find_spec("transformers") is not None
-    if closely and installed and _has_weights(directory) and any(config.get(name) for name in _OTHER_SENSES):
+    if closely and installed and has_weights and any(config.get(name) for name in _OTHER_SENSES):
         training.require_servable(str(directory))
 
 
@@ -65,19 +56,22 @@ def _small_files(base: str) -> Path | None:
         return None
 
 
-def _why_useless(directory: Path, config: Mapping[str, Any], has_template: bool) -> str | None:
-    names = [str(name) for name in config.get("architectures") or ()]
+def _why_useless(directory: Path, config: Mapping[str, Any], has_template: bool, has_weights: bool) -> str | None:
+    given: Any = config.get("architectures")
+    names = [str(name) for name in given] if isinstance(given, list) else []
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder"
     if names and not any(name.endswith(_CAUSAL) for name in names):
         return f"it is a {names[0]}, which does not continue a text"
     if not any(_has(directory, ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"))):
         return "it has no tokenizer"
-    templates = _has(directory, ("chat_template.jinja", "chat_template.json", "additional_chat_templates"))
+    # The tokenizer of `tekken.json` writes a chat by itself.
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
+    templates = _has(directory, files)
     tokenizer = directory / "tokenizer_config.json"
     if not (has_template or any(templates) or (tokenizer.is_file() and _object(tokenizer).get("chat_template"))):
         return "it has no chat template, so no chat can be answered (vLLM takes one: `-- --chat-template FILE`)"
-    if _has_weights(directory) and not any(map(_is_linear, policies.read_base_model(directory).weight_shapes.items())):
+    if has_weights and not any(map(_is_linear, policies.read_base_model(directory).weight_shapes.items())):
         return "its checkpoint has no plain linear layers for a LoRA, as where it was quantised"
     return None
 
@@ -92,15 +86,11 @@ def _has(directory: Path, names: Iterable[str]) -> Iterable[bool]:
     return ((directory / name).exists() for name in names)
 
 
-def _has_weights(directory: Path) -> bool:
-    return any(directory.glob("*.safetensors"))
-
-
 def _object(path: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("not an object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelNotFound(f"no base model in {path.parent}: {path.name} is missing or broken ({error})") from error
     return found

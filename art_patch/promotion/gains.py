@@ -12,6 +12,9 @@ from art_patch.gate import Gain, gains_in_words, normal_gain
 from art_patch.promotion.evidence import Evidence, Observation
 from art_patch.promotion.sequential import WatchVerdict
 
+# With fewer sessions of a policy, a few of them make most of the mean, and its limits would be too narrow.
+_LEAST = 30
+
 
 def with_gains(verdict: WatchVerdict, evidence: Evidence) -> WatchVerdict:
     """Return the verdict with the gains added to its metrics and its reason, if a judge scored sessions.
@@ -28,7 +31,9 @@ def with_gains(verdict: WatchVerdict, evidence: Evidence) -> WatchVerdict:
     gains: list[Gain] = []
     for name, (seen, unit) in found.items():
         if values := list(_differences(seen)):
-            gains.append(normal_gain(name, values, unit))
+            own = sum(one.challenger for one in seen)
+            is_enough = min(own, len(seen) - own) >= _LEAST
+            gains.append(normal_gain(name, values, unit, is_enough=is_enough))
     if not gains or gains[0].name != "the judge":
         return verdict
     words = gains_in_words(gains[0], gains[1:])

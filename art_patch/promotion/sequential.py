@@ -142,7 +142,7 @@ def decide(
     metrics: dict[str, Any] = {
         name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed} for name, arm in arms.items()
     }
-    metrics |= {"hours": round(hours, 3), "signals": {one.signal.name: one.metrics for one in found}}
+    metrics |= {"hours": _finite(hours), "signals": {one.signal.name: one.metrics for one in found}}
     worse, better, bars = (
         "; ".join(one.sentence for one in found if one.says == says) for says in ("worse", "better", "unreadable")
     )
@@ -152,8 +152,9 @@ def decide(
     missing = bars or _missing(evidence, state, config)
     if better and not missing:
         return WatchVerdict("promote", better, metrics)
-    needed, arrive = _sessions_needed(found, config), evidence.sessions_a_day(hours)
-    metrics |= {"sessions_needed": _finite(needed), "sessions_a_day": round(arrive, 1)}
+    begun, arrive = evidence.challenger.sessions + evidence.champion.sessions, evidence.sessions_a_day(hours)
+    needed = _sessions_needed(found, begun, config)
+    metrics |= {"sessions_needed": _finite(needed), "sessions_a_day": _finite(arrive)}
     unequal = "; ".join(one.sentence for one in found if one.says == "unequal")
     if not (so_far := missing or unequal):
         silent = [one.sentence for one in found if one.says == "silent"]
@@ -164,7 +165,7 @@ def decide(
         return WatchVerdict("inconclusive", f"no answer in as many calls as one test may have: {so_far}", metrics)
     left = arrive * (config.max_hours - hours) / 24
     is_compared = any(one.bets is not None and one.signal.promotes for one in found)
-    hope = _sessions_needed(found, config, hope=_HOPE)
+    hope = _sessions_needed(found, begun, config, hope=_HOPE)
     # What is proven better waits for what it lacks, such as sessions; where silence is unequal, a judge may still come.
     if hours >= _PATIENCE_HOURS and is_compared and not (better or unequal) and hope > left:
         many = "any number of" if hope == math.inf else f"at least {hope:,.0f} more"
@@ -287,17 +288,20 @@ def _missing(evidence: Evidence, state: Literal["shadow", "canary"], config: Can
     return None
 
 
-def _sessions_needed(found: Iterable[_Finding], config: CanaryConfig, *, hope: float = 0.0) -> float:
+def _sessions_needed(found: Iterable[_Finding], begun: int, config: CanaryConfig, *, hope: float = 0.0) -> float:
     """How many more sessions, of both policies, a promotion takes if the difference stays as it is.
 
-    `hope`: by how many standard errors the difference may be better than it seems.
+    `begun`: the number of sessions so far, few of which may have a value. `hope`: by how many standard errors the
+    difference may be better than it seems.
     """
     winning = config.alpha / sum(one.promotes for one in SIGNALS)
     needed = [math.inf]
     for one in found:
         if one.signal.promotes and one.says in ("open", "silent"):
             both = [bets for bets in (one.bets, one.with_silence) if bets is not None]
-            needed.append(max(_needed(bets, winning, config.margin, hope) for bets in both))
+            per_value = [max(1.0, begun / bets.sessions) if bets.sessions else 1.0 for bets in both]
+            more = [_needed(bets, winning, config.margin, hope) for bets in both]
+            needed.append(max(value * each for value, each in zip(more, per_value, strict=True)))
     return min(needed)
 
 

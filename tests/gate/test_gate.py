@@ -20,6 +20,7 @@ from art_patch.gate import (
     decide,
     held_out_turns,
     new_users,
+    not_worse,
     with_findings,
 )
 from art_patch.types import Choice, Group
@@ -69,7 +70,18 @@ def test_it_says_what_is_missing():
     assert f"about {unclear.metrics['more_needed']} more scenarios would show it" in unclear.reason
     tie = decide([(f"s{n}", 0.1 + 0.2, 0.3) for n in range(40)], GateConfig())
     assert (tie.promote, tie.reason.startswith("a tie"), "more_needed" in tie.metrics) == (False, True, False)
-    assert decide(pairs([0.0] * 40), GateConfig(margin=-0.1)).promote  # it may be that much worse
+    worse = decide(pairs([0.0] * 40), GateConfig(margin=-0.1))
+    assert (worse.promote, "proven not worse by more than 0.1" in worse.reason) == (True, True)
+    rounding = decide(pairs([0.3, -0.3] * 19 + [1e-16, 0.0]), GateConfig())
+    assert "more_needed" not in rounding.metrics
+
+
+def test_a_check_that_speaks_of_few_users_goes_by_their_scenarios():
+    scores = pairs([0.0] * 40)
+    user_of = {key: f"u{n % 4}" for n, (key, _, _) in enumerate(scores)}
+    assert not_worse("c", scores, allowed=0.1, level=0.95, user_of=user_of).passed
+    slightly = [(key, ours - 0.001, theirs) for key, ours, theirs in scores]
+    assert not_worse("c", slightly, allowed=0.1, level=0.95, user_of=user_of).passed
 
 
 def test_scenarios_of_one_user_do_not_count_as_independent():

@@ -52,6 +52,14 @@ def test_too_little_feedback_says_how_much_it_takes():
     assert verdict.reason.endswith(" sessions with feedback to show")
 
 
+def test_a_few_sessions_have_no_limits_and_name_no_disagreement():
+    for sessions in (4, 8, 40):
+        verdict = report(sessions, judged=0.9, liked=-1.0)
+        for one in verdict.metrics["gains"]:
+            assert (one["low"], one["high"]) == (-1.0, 1.0) and -1 <= one["mean"] <= 1
+        assert "disagree" not in verdict.reason
+
+
 def test_without_a_judge_nothing_is_compared():
     verdict = report(100, judged=0.0, liked=-0.2, judge=False)
     assert "gains" not in verdict.metrics and "gains:" not in verdict.reason

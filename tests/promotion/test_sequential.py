@@ -191,6 +191,15 @@ def test_what_is_better_only_among_those_who_speak_waits_until_silence_cannot_ex
     assert said(feedback=better, with_silence={"reward": coins(0.3, 0.3)}).action == "promote"
 
 
+def test_sessions_that_nobody_judged_count_in_the_forecast():
+    judged = coins(0.6, 0.5, n=200, share=0.5)
+    few, many = (
+        said((Arm(9, sessions, 0), Arm(9, sessions, 0)), reward=judged, hours=24.0).metrics["sessions_needed"]
+        for sessions in (100, 5_000)
+    )
+    assert many == pytest.approx(50 * few, rel=0.01)
+
+
 def test_how_much_more_silence_takes_is_said():
     few = coins(0.08, 0.06, n=2_000, share=0.5)
     verdict = said(feedback=coins(0.9, 0.3), with_silence={"feedback": few})

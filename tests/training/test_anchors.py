@@ -47,6 +47,14 @@ def test_a_run_that_comes_back_to_a_state_counts_once_there():
     assert token_advantages(runs, 1.0) == [[1.0, 1.0], [-1.0]]
 
 
+def test_an_answer_that_continues_another_keeps_its_runs_advantage():
+    # As with `continue_final_message`: in the row, both are one run of sampled tokens.
+    runs = [Example((row(((1, 2), (3, 4, 5))),), 1.0), Example((row(((1, 2), (6,))),), -1.0)]
+    anchors = Anchors(runs, 0.5)
+    assert anchors.of_turn(1.0, (1, 2)) == 1.0
+    assert anchors.of_turn(1.0, (1, 2, 3, 4)) == pytest.approx(1 / 1.5)
+
+
 def test_an_answer_that_is_only_context_parts_states_too():
     one, other = (Row((1, token, 2, 3), (False, False, False, True), (0.0,) * 4, (1.0,) * 4) for token in (8, 9))
     found = token_advantages([Example((one,), 1.0), Example((other,), -1.0)], 1.0)

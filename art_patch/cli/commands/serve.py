@@ -90,7 +90,7 @@ def serve(
     choice = serving.choose(engine, model.device, python=settings.vllm_python, environments=settings.environments)
     # Before anything is downloaded or started for a base that no policy can come from.
     own_template = any(argument.startswith("--chat-template") for argument in extra or ())
-    pipeline.check_base(base, has_template=own_template, max_model_len=model.max_model_len)
+    pipeline.check_base(base, has_template=own_template)
     own_key = made_key(settings.directory / ADMIN_KEY_FILE) if key is None else None
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()

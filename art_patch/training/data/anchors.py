@@ -36,7 +36,8 @@ class Anchors:
         """Returns the advantage of an answer to this prompt, in a run with the advantage `run`.
 
         It is `(run + weight * anchor) / (1 + weight)`. The anchor advantage is 0 if no other sibling passed through the
-        prompt. Answers to a prompt that all siblings share keep the advantage of the run.
+        prompt, and for an answer that continues another one without a token between them: rows hold both as one turn.
+        Answers to a prompt that all siblings share keep the advantage of the run.
         """
         return self._mixed(run, _key(prompt_ids)) if self._weight else run
 
@@ -49,7 +50,7 @@ class Anchors:
         return replace(example, token_advantages=tuple(mixed))
 
     def _mixed(self, run: float, prompt: bytes) -> float:
-        return (run + self._weight * (run - self._mean_of[prompt])) / (1 + self._weight)
+        return (run + self._weight * (run - self._mean_of.get(prompt, run))) / (1 + self._weight)
 
 
 def _turns(row: Row) -> Iterator[tuple[bytes, int]]:
