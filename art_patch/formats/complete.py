@@ -17,7 +17,19 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from art_patch.errors import MalformedFile
-from art_patch.types import JSON, REPLAY, Call, Choice, Correction, Record, Score, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import (
+    JSON,
+    REPLAY,
+    REPLAY_FROM,
+    Call,
+    Choice,
+    Correction,
+    Record,
+    Score,
+    SpanInfo,
+    Trajectory,
+    TrajectoryInfo,
+)
 
 FORMAT = "art_patch.trajectory/1"  # name and version. A reader refuses a version that it does not know
 
@@ -53,7 +65,7 @@ class Bundle:
     def without_replay(self) -> "Bundle":
         """Return the bundle without the function that repeats the run: no file may decide which code the job runs."""
         info = self.trajectory.info
-        metadata = {name: value for name, value in info.metadata.items() if name != "replay_of"}
+        metadata = {name: value for name, value in info.metadata.items() if name not in ("replay_of", REPLAY_FROM)}
         # Kept as `null`: an erasure looks for this name to find the replays of this run.
         if REPLAY in metadata:
             metadata[REPLAY] = None

@@ -28,7 +28,7 @@ from art_patch.grouping.scenario import (
 )
 from art_patch.grouping.wording import Word, normalise
 from art_patch.trajectories import number_tool_calls
-from art_patch.types import Call, Group, KnownScenario, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import REPLAY_FROM, Call, Group, KnownScenario, SpanInfo, Trajectory, TrajectoryInfo
 
 # Keys of wordings and scenarios -> where those belong that were seen before.
 Known = Callable[[Collection[str]], Mapping[str, KnownScenario]]
@@ -100,6 +100,9 @@ def form_groups(
     texts = _Texts(trajectories, across, embed, known)
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
+        if REPLAY_FROM in trajectory.info.metadata:  # `branch_group` compares it with the run that it began in
+            left["began at a turn of another run"] += 1
+            continue
         given = given_scenario(trajectory) or texts.scenario(trajectory)
         if given is None:
             left["no calls"] += 1

@@ -1,27 +1,23 @@
-"""Chooses how a run without siblings gets some: by new answers to its turns, or by repeats of the whole run. Pure.
+"""Chooses the turns of runs without siblings that the champion answers again, and makes groups of the answers. Pure.
 
-Siblings are needed, because an advantage needs a comparison, and in production each task occurs once.
+Siblings are needed, because an advantage needs a comparison, and in production each task occurs once. So the champion
+answers a recorded turn a few more times, from its exact prompt. No tool runs, because the prompt already contains the
+tools' results. The new answers and the recorded answer form a group about this turn alone. The judge also sees what
+followed in the recorded run. The recorded answer joins the group as a copy. If a policy of art_patch gave it, it is
+trained on like the new answers. If upstream gave it, it is ranked with them but never trained on.
 
-**Resample.** The champion answers a recorded turn a few more times, from its exact prompt. No tool runs, because the
-prompt already contains the tools' results. The new answers and the recorded answer form a group about this turn alone.
-The judge also sees what followed in the recorded run. The recorded answer joins the group as a copy. If a policy of
-art_patch gave it, it is trained on like the new answers. If upstream gave it, it is ranked with them but never trained
-on.
-
-**Replay.** The app's own function is called again with the same arguments, tools included. So only runs are repeated
-whose function the app marked as `replayable`, and each of them only a few times in all. Held-out runs get no siblings;
-instead, both policies repeat them in each gate run.
+The other way to siblings runs the app's own function again; see `replays`.
 """
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from art_patch._lib.option import Option
 from art_patch.trajectories import chosen_choice, followed
-from art_patch.types import COPIES, REPLAY, Call, Choice, Group, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Choice, Group, Trajectory, TrajectoryInfo
 
 # Reasons of `trajectories.why_untrainable` that speak of the answer alone: the whole prompt is known.
 _NO_REASON_AGAINST = {
@@ -131,7 +127,7 @@ def choose_turns(
         if not calls:
             left["no turn can be answered again"] += 1
             continue
-        first = _first_choice(trajectory, calls, config.pick, (corrected or {}).get(trajectory.id))
+        first = first_choice(trajectory, calls, config.pick, (corrected or {}).get(trajectory.id))
         ordered = calls[first:] + calls[:first] if config.pick == "spread" else [calls[first], *reversed(calls[:first])]
         ranked.append([ResampleTurn(trajectory, call, key) for call in ordered[: config.turns]])
     by_rank = [turns[rank] for rank in range(config.turns) for turns in ranked if rank < len(turns)]
@@ -167,8 +163,11 @@ def _answer(sibling: Trajectory) -> str:
     return repr((message.get("content") or "", [call.get("function") for call in calls]))
 
 
-def _first_choice(trajectory: Trajectory, calls: Sequence[Call], pick: Pick, corrected: str | None) -> int:
-    """Return the index of the call that comes first."""
+def first_choice(trajectory: Trajectory, calls: Sequence[Call], pick: Pick, corrected: str | None) -> int:
+    """Return the index of the call that is answered again first; `corrected` is the id of one that a person corrected.
+
+    `calls` are those of the run that can be asked again, at least one.
+    """
     if pick == "spread":
         # By a hash of the run's id: over many runs all depths are chosen, and a second call chooses the same.
         return int.from_bytes(hashlib.blake2b(trajectory.id.encode(), digest_size=4).digest()) % len(calls)
@@ -187,117 +186,3 @@ def _went_wrong(trajectory: Trajectory, call: Call) -> bool:
         if any(word in str(message.get("content"))[:200].casefold() for word in _TROUBLE):
             return True
     return False
-
-
-# Tag of a repeated run. Its metadata names the original in `replay_of`, and a repeated run is never repeated itself.
-REPLAYED = "replayed"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayConfig:
-    """Settings for repeating recorded runs by calling the app's own function again."""
-
-    # Repetitions of a run whose task has no other runs, at most 15; other runs of the task are subtracted. A run that
-    # cannot be trained on is repeated once more.
-    samples: int = 3
-    max_runs: Annotated[  # of one cycle; the gate has a second budget of this size
-        int,
-        Option(name="replay-max", least=1, env=True, help="Largest number of replays in this cycle, and in its gate."),
-    ] = 100
-    timeout_s: Annotated[  # also for the import of its module
-        float, Option(name="replay-timeout-s", least=1.0, env=True, help="Seconds that one replay may take.")
-    ] = 300.0
-    concurrency: int = 2  # processes at once
-    python: Annotated[
-        str | None, Option(name="replay-python", env=True, help="Python interpreter of your app. Default: this one.")
-    ] = None
-    # Settings by name (`project`, `home`, `store`) that the app's processes get beside the job's environment. Not in
-    # the repr, because a store's URL may hold a password.
-    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """One planned repetition of a recorded run, with the function to call and its arguments."""
-
-    original: Trajectory
-    number: int  # which repetition in the run's life it is, from 1; 0 for a comparison of two policies
-    target: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    redacted: bool = False  # the recorded run was redacted, so the repetition must be, too
-
-
-def choose_replays(
-    lonely: Sequence[Trajectory], config: ReplayConfig, *, keys: Mapping[str, str], was_made: Callable[[str, int], bool]
-) -> tuple[tuple[Replay, ...], dict[str, int]]:
-    """Choose the runs to repeat, tasks with the oldest runs first; also return reason -> number of runs left out.
-
-    Args:
-        lonely: runs without siblings, oldest first. None is held out: `form_groups(singles=True)` groups those.
-        keys: trajectory id -> scenario key.
-        was_made: returns whether an earlier cycle made this repetition, given the run's id and the repetition's number.
-    """
-    tasks: dict[str, list[Trajectory]] = defaultdict(list)
-    for run in lonely:
-        tasks[keys[run.id]].append(run)
-    left: Counter[str] = Counter()
-    chosen: list[Replay] = []
-    for runs in tasks.values():
-        offers = {run.id: offer for run in runs if (offer := offer_of(run)) is not None}
-        left["no function to run again"] += len(runs) - len(offers)
-        missing = config.samples + 1 - sum(map(can_be_learned_from, runs))
-        # Number before run: each of the runs once, then each of them a second time.
-        possible = [
-            _replay(run, number, offer)
-            for number in range(1, config.samples + 2)
-            for run in runs
-            if (offer := offers.get(run.id)) is not None
-            if number <= config.samples or not can_be_learned_from(run)
-            if not was_made(run.id, number)
-        ]
-        its = possible[: max(missing, 0)]
-        if len(chosen) + len(its) > config.max_runs:  # part of a task would make no group
-            left["beyond the budget of this cycle"] += len(offers)
-        elif its:
-            chosen += its
-        else:
-            left["run again already"] += len(offers)
-    return tuple(chosen), dict(+left)
-
-
-def choose_comparisons(
-    runs: Mapping[str, Sequence[TrajectoryInfo]], config: ReplayConfig, *, samples: int
-) -> tuple[dict[str, Replay], dict[str, int]]:
-    """Choose one run of each scenario for both policies to repeat; also return reason -> number of scenarios left out.
-
-    `runs` has the runs of each scenario key, best first. Each policy repeats each chosen run `samples` times;
-    `config.max_runs` limits the repetitions of both policies together.
-    """
-    left: Counter[str] = Counter()
-    chosen: dict[str, Replay] = {}
-    for key, its in runs.items():
-        own = (Trajectory(info, ()) for info in its if info.origin not in COPIES)
-        found = next(((run, offer) for run in own if (offer := offer_of(run)) is not None), None)
-        if found is None:
-            left["no function to run again"] += 1
-        elif 2 * samples * (len(chosen) + 1) > config.max_runs:
-            left["beyond the budget of this cycle"] += 1
-        else:
-            chosen[key] = _replay(found[0], 0, found[1])
-    return chosen, dict(left)
-
-
-def _replay(run: Trajectory, number: int, offer: Mapping[str, Any]) -> Replay:
-    return Replay(run, number, offer["target"], offer["args"], offer["kwargs"], bool(offer.get("redacted")))
-
-
-def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
-    """Return the function and arguments that the app recorded for repeating a run; `None` if it cannot be repeated."""
-    offer: Any = run.info.metadata.get(REPLAY)
-    if not isinstance(offer, Mapping) or "replay_of" in run.info.metadata:
-        return None
-    if run.info.origin == "imported":  # an importer of an earlier release kept what the file said
-        return None
-    kinds = {"target": str, "args": list, "kwargs": dict}
-    return offer if all(isinstance(offer.get(name), kind) for name, kind in kinds.items()) else None

@@ -8,10 +8,11 @@ uses the project's store. Only the gate reads scratch stores, and they are delet
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
-from collections import Counter
-from collections.abc import Generator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,9 +26,9 @@ from art_patch.pipeline.clean_up import GATE_RUNS
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.replay import AppProcesses, RunLost, question_of
 from art_patch.store import Store, open_store
-from art_patch.types import JSON, REPLAY, Policy, Trajectory, TrajectoryInfo
+from art_patch.types import JSON, REPLAY, REPLAY_FROM, Group, Policy, Trajectory, TrajectoryInfo
 
-_Outcome = Literal["ended", "raised", "lost"]
+_Outcome = Literal["ended", "raised", "lost", "other way"]
 
 _DEADLINES = ("timeout_s", "first_token_timeout_s", "connect_timeout_s")
 """Settings of the app after which it sends a call upstream."""
@@ -38,6 +39,8 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
 
     If the user's function raises an exception, the run has ended normally: the trajectory records the exception and
     becomes a sibling. Other failures, such as a crash of the process, lose one run, and the cycle goes on.
+
+    Runs that began at a turn are put into groups here, each with what followed this turn in the recorded run.
     """
     config = run.config.replay
     if config is None:
@@ -54,8 +57,9 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
     # same ids let an erasure, or retention, delete the replays together with the original.
     ids = [replay_id(one.id, n) for one in lonely if grouping.offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
     made = run.store.read.known(ids)
+    corrected = run.store.evidence.corrected_calls([one.id for one in lonely])
     replays, left = grouping.choose_replays(
-        lonely, config, keys=found.keys, was_made=lambda of, number: replay_id(of, number) in made
+        lonely, config, keys=found.keys, was_made=lambda of, n: replay_id(of, n) in made, corrected=corrected
     )
     run.progress("replay", 0, len(replays))
     work = _Replays(run.store, config, left)
@@ -69,7 +73,7 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
                 outcome = future.result()
                 if outcome is not None:
                     counts[outcome] += 1
-                    if outcome != "lost":
+                    if outcome in ("ended", "raised"):
                         ended.append(replay_id(asked[future].original.id, asked[future].number))
                 run.progress("replay", done, len(replays), f"{len(ended)} runs")
         except BaseException:
@@ -79,7 +83,29 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
         finally:
             work.processes.end()
     metrics |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
+    if config.begin != "start":
+        metrics |= {"other_way": counts["other way"], "groups": _keep_branches(run, lonely, found.keys)}
     return tuple(ended)
+
+
+def _keep_branches(run: Cycle, lonely: Sequence[Trajectory], keys: Mapping[str, str]) -> int:
+    """Group each run with those that began at one of its turns, in this cycle or before; return how many groups."""
+    ids = [replay_id(one.id, n) for one in lonely if grouping.offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
+    repeated: dict[str, list[Trajectory]] = defaultdict(list)
+    for again in run.store.read.ungrouped(settled_before=-math.inf, ended=ids):
+        repeated[again.info.metadata["replay_of"]].append(again)
+    groups = 0
+    for one in lonely:
+        key = keys[one.id]
+        group = grouping.branch_group(one, repeated[one.id], scenario_key=key, new_id=new_id)
+        if group is not None:
+            copy = group.trajectories[0]
+            run.store.write([copy.info, *copy.calls, *copy.scores])
+            run.store.ledger.add_groups([group], now=run.now)
+            # The run itself goes into a group of its own, so that no later step or cycle makes siblings for it.
+            run.store.ledger.add_groups([Group(new_id(), key, "single", (one,))], state="branched", now=run.now)
+            groups += 1
+    return groups
 
 
 def _replay_info(one: grouping.Replay, at: float) -> TrajectoryInfo:
@@ -94,7 +120,7 @@ def _replay_info(one: grouping.Replay, at: float) -> TrajectoryInfo:
         origin="explicit",
         ended_at=None,
         tags=(*(tag for tag in source.tags if tag != grouping.REPLAYED), grouping.REPLAYED),
-        metadata={**metadata, "replay_of": source.id},
+        metadata={**metadata, "replay_of": source.id, **({} if one.turn is None else {REPLAY_FROM: one.turn.id})},
         error=None,
     )
 
@@ -132,6 +158,10 @@ class _Replays:
             return "lost"
         if not answer["written"]:
             return "lost"
+        if not answer["came_there"]:
+            with self._lock:
+                self._store.write([replace(info, error="it was run again: it came to no such turn")])
+            return "other way"
         return "raised" if answer["raised"] else "ended"
 
     def _leave(self, reason: str) -> None:

@@ -55,8 +55,7 @@ def resample(run: Cycle, champion: Policy, found: grouping.Grouping) -> None:
         result["left"] = {f"outside of {config.window}": len(lonely)}
         return
     # A turn that a person corrected is where its run went wrong, so it is asked first.
-    named = run.store.evidence.corrections([trajectory.id for trajectory in lonely])
-    corrected = {key: its[-1].call_id for key, its in named.items() if its and its[-1].call_id}
+    corrected = run.store.evidence.corrected_calls([trajectory.id for trajectory in lonely])
     turns, left = grouping.choose_turns(
         lonely, config, keys=found.keys, corrected=corrected, waited=_waited(run, cycles, found)
     )

@@ -128,6 +128,10 @@ class Exchange:
         answer_bytes = self._held if self._held <= MOST_ANSWER_BYTES else 1 << 62
         self._recorder.put(self, FIXED_SIZE + len(self.request) + answer_bytes)
 
+    def drop(self) -> None:
+        """End the call without a record; a later `finish` has no effect."""
+        self._once.clear()
+
     @property
     def times(self) -> tuple[float, float]:
         """Seconds from the start to the end and to the first chunk (0 if there was none)."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from art_patch._lib.process import Child
 from art_patch.grouping import Replay, ReplayConfig
+from art_patch.trajectories import prompt_key
 from art_patch.types import TrajectoryInfo
 
 _END_S = 10.0  # a process that is told to end gets this time, for exit handlers of the app
@@ -176,4 +177,12 @@ def question_of(one: Replay, info: TrajectoryInfo) -> Mapping[str, Any]:
     """Return the JSON that makes a process repeat a run, with `info` as the new trajectory's name, user and tags."""
     about = {name: getattr(info, name) for name in ("id", "name", "session_id", "user_id", "tags", "metadata")}
     about |= {"scenario": info.scenario_key}
-    return {"trajectory": about, "group": info.group_key, "args": one.args, "kwargs": one.kwargs}
+    question = {"trajectory": about, "group": info.group_key, "args": one.args, "kwargs": one.kwargs}
+    if one.turn is None:
+        return question
+    kept = ("index", "message", "finish_reason")
+    answers = [
+        [prompt_key(call.messages, call.tools), [{name: getattr(each, name) for name in kept} for each in call.choices]]
+        for call in one.given
+    ]
+    return question | {"given": {"answers": answers, "turn": prompt_key(one.turn.messages, one.turn.tools)}}

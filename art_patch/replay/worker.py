@@ -2,7 +2,7 @@
 
 The process reads one line of JSON for each run from standard input. To standard output it first writes a line that says
 whether the function was found, then one line for each run. The runs' calls go to the champion (mode `route`) and are
-recorded like any app's calls.
+recorded like any app's calls. If a run is to begin at a turn, the calls before it get the answers that were recorded.
 
 Security: the name of the function comes from the store, and write access to the store must not become the right to run
 any code. So a module or script is executed only if its source marks the function as `replayable`, and a script only if
@@ -30,6 +30,7 @@ from art_patch.context import group, note_no_more, offered, trajectory
 from art_patch.errors import ArtPatchError, ConfigError, EngineError
 from art_patch.patching import flush, patch_around, status
 from art_patch.recording import redacts
+from art_patch.replay.recorded_answers import Intercepted, RecordedAnswers
 
 # Name under which a script is loaded. It is not `__main__`, so code below `if __name__ == "__main__"` does not run.
 _MODULE = "__replayed_main__"
@@ -62,6 +63,7 @@ def main(target: str, *, redacted: bool) -> None:
                 "top level of its module, or set ART_PATCH_REDACT for the job, too"
             )
         _wait_for_champion()
+        intercepted = Intercepted()
     except BaseException as error:  # importing a module can raise anything, `SystemExit` included
         said = str(error) if isinstance(error, ArtPatchError) else f"{type(error).__name__}: {error}"
         say({"error": said[:300]})
@@ -71,7 +73,10 @@ def main(target: str, *, redacted: bool) -> None:
     with asyncio.Runner() as loop:
         for line in questions:
             patch_again()  # because the previous run may have called `unpatch()`
-            say(_repeat(function, json.loads(line), loop))
+            question = json.loads(line)
+            intercepted.answers = RecordedAnswers(question.get("given"))
+            ended = _repeat(function, question, loop)
+            say(ended | {"came_there": intercepted.answers.reached and not intercepted.answers.strayed})
 
 
 def load(target: str) -> Callable[..., Any]:

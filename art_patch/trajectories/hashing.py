@@ -97,3 +97,9 @@ def _both(message: JSON) -> tuple[bytes, bytes]:
         return canonical(message), verbatim(message)
     kept = [texts[key] for key in sorted(texts) if message[key]]
     return b"{%b}" % b",".join(kept), b"{%b}" % b",".join(texts.values())
+
+
+def prompt_key(messages: Iterable[JSON], tools: Iterable[JSON]) -> str:
+    """Return a hash of a whole prompt in hex digits. Ids of tool calls are part of it, because templates show them."""
+    parts = (*map(canonical, messages), b"", *map(canonical, tools))
+    return blake2b(b"\0".join(parts), digest_size=16).hexdigest()

@@ -12,14 +12,17 @@ JSON = Mapping[str, Any]
 
 # The store keeps these values as text. A new value needs no migration; one that is removed may still be in a store.
 CallStatus = Literal["ok", "error", "cancelled", "abandoned"]
-Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported", "resampled", "span"]
+Origin = Literal["explicit", "otel", "stitched", "single", "shadow", "imported", "resampled", "span", "branch"]
 
-COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span")
+COPIES: tuple[Origin, ...] = ("shadow", "resampled", "span", "branch")
 """Origins of trajectories that the app never ran. Their calls repeat or copy calls that they name in `shadow_of`."""
 
 REPLAY = "replay"
 """Key in a run's metadata for the function that can repeat the run. Only `replayable()` may write it: imported data
 must not name code that the job would run."""
+
+REPLAY_FROM = "replay_from"
+"""Key in the metadata of a run that began at a turn of its original, whose id is in `replay_of`: the id of the call."""
 
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
@@ -53,7 +56,7 @@ class TrajectoryInfo:
     # `otel`: by an active trace. `stitched`: a call's prompt continues the conversation of an earlier call. `single`:
     # one call that belongs to no other. `shadow`: a copy of one call, made in the background. `imported`: read from a
     # file. `resampled`: a new answer to one turn of another run. `span`: a copy of the part of another run that is
-    # inside one of its spans.
+    # inside one of its spans. `branch`: a copy of the part of another run that begins with one of its turns.
     origin: Origin = "single"
     # End of the block, or of an integration's run; `None` if there was none or it has not ended.
     ended_at: float | None = None

@@ -43,8 +43,8 @@ class Group:
 
     id: str
     scenario_key: str
-    # How the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate` or
-    # `resampled`; `single` is one held-out run, which only the gate uses.
+    # How the siblings were found: `group_key`, `scenario_key`, `sibling_spans`, `same_task`, `near_duplicate`,
+    # `resampled` or `branched`; `single` is one held-out run, which only the gate uses.
     how: str
     trajectories: tuple[Trajectory, ...]
     held_out: bool = False  # whether the scenario is kept for the gate and never trained on

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,18 @@ from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.cli.app import app as commands
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.formats.complete import decode
-from art_patch.grouping import ReplayConfig, choose_comparisons, choose_replays
+from art_patch.grouping import ReplayConfig, branch_group, choose_comparisons, choose_replays
 from art_patch.replay import RunLost
 from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
-from art_patch.types import Trajectory, TrajectoryInfo
+from art_patch.types import Group, Score, Trajectory, TrajectoryInfo
 from tests.support.cycles import CONFIG, QUESTIONS, Place, eager, is_short
 from tests.support.spooled import taken_over
 from tests.support.store_samples import call
 
 AGENT = """
 import asyncio, os, sys, time
+from functools import partial
 from pathlib import Path
 
 import art_patch as art
@@ -75,13 +77,38 @@ async def all_of(questions):
         await answer_later(question)
 
 
+TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@art.replayable
+def in_turns(question: str, streams: bool = False) -> None:
+    # What the tool finds goes into the prompt of the next turn.
+    conversation = [{"role": "user", "content": question}]
+    for turn in range(3):
+        kwargs = {"model": "m", "messages": conversation, "max_tokens": 8, "tools": TOOLS}
+        if streams:
+            chunks = client.chat.completions.create(**kwargs, stream=True)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        else:
+            said = client.chat.completions.create(**kwargs).choices[0].message.content
+        with open("turns.txt", "a") as file:
+            file.write(f"{REPEATED} {turn} {said!r}\\n")
+        if "gives up" in question and said == "" and REPEATED:
+            return
+        found = time.time() if "clock" in question else turn
+        conversation += [{"role": "assistant", "content": said}, {"role": "user", "content": f"the tool found {found}"}]
+
+
+streamed = partial(in_turns, streams=True)
+
+
 def main(mode, *questions):
     art.patch()
     if mode == "async":
         asyncio.run(all_of(questions))
     else:
         for question in questions:
-            {"sync": answer, "keyed": keyed}[mode](question)
+            {"sync": answer, "keyed": keyed, "turns": in_turns, "streams": streamed}[mode](question)
 
 
 if __name__ == "__main__":
@@ -212,6 +239,51 @@ def test_a_run_that_goes_wrong_is_lost_alone(app: App, judge: Judge):
     # Long settled, what was recorded of the lost ones makes siblings; none of them is begun again.
     assert cycle(app, judge, config, **everything).metrics["replay"]["replayed"] == 0
     assert Path("runs.txt").read_text() == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["turns", "streams"])
+def test_a_run_is_repeated_from_one_of_its_turns(how: str, app: App, judge: Judge):
+    app.run(how, "how many plums?")
+    (run,) = app.runs
+    last = {"holdout_share": 0.0, "min_groups": 99, "resample": None}
+    report = cycle(app, judge, app.config(begin="last"), **last)
+    metrics = report.metrics["replay"]
+    assert metrics == {"runs": 1, "replayed": 2, "raised": 0, "lost": 0, "left": {}, "other_way": 0, "groups": 1}
+    (group,) = app.place.store.read.groups(state="scored")
+    assert (group.how, group.held_out, group.scenario_key) == ("branched", False, group.scenario_key)
+    copy, *again = sorted(group.trajectories, key=lambda one: "replayed" in one.info.tags)
+    # The recorded run stands in the group from this turn on, as do those that began there.
+    assert (copy.info.origin, [call.shadow_of for call in copy.calls]) == ("branch", [run.calls[2].id])
+    assert [one.info.metadata["replay_from"] for one in again] == [run.calls[2].id] * 2
+    for one in (copy, *again):
+        (call,) = one.calls
+        assert (call.messages, call.tools) == (run.calls[2].messages, run.calls[2].tools)
+        assert call.prompt_token_ids == run.calls[2].prompt_token_ids
+        assert (call.policy, call.untrainable) == ("agent@0", None)
+    # What was said before was said again, word for word, and no policy was asked for it.
+    lines = [line.split(" ", 2)[1:] for line in Path("turns.txt").read_text().splitlines()]
+    assert lines[3:5] == lines[6:8] == lines[:2]
+    # Neither the run nor its repetitions are used once more.
+    before = len(app.place.store.read.recent(limit=200))
+    assert cycle(app, judge, app.config(begin="last"), **last).metrics["replay"]["runs"] == 0
+    assert len(app.place.store.read.recent(limit=200)) == before
+    erased = app.place.store.rights.erase(trajectory=run.id, who="test")
+    assert erased.trajectories == 4
+    assert app.place.store.read.groups(state="scored") == ()
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_another_way_before_its_turn_is_stopped_there(app: App, judge: Judge):
+    app.run("turns", "what does the clock say?")
+    report = cycle(app, judge, app.config(begin="last"), holdout_share=0.0, min_groups=99, resample=None)
+    metrics = report.metrics["replay"]
+    assert (metrics["replayed"], metrics["other_way"], metrics["groups"]) == (0, 2, 0), metrics
+    # Neither asked a policy, so nothing was recorded of them but why.
+    again = [run for run in app.runs if "replayed" in run.info.tags]
+    assert [(run.info.error, run.calls) for run in again] == [("it was run again: it came to no such turn", ())] * 2
+    assert Path("turns.txt").read_text().count("True 0") == 2
+    assert "True 1" not in Path("turns.txt").read_text()
 
 
 def test_a_run_takes_its_repetitions_along(app: App, judge: Judge):
@@ -388,6 +460,56 @@ def test_so_many_are_run_as_the_task_lacks():
     again = replace(a, info=replace(a.info, metadata={**a.info.metadata, "replay_of": "z"}))
     for other in (again, replace(a, info=replace(a.info, origin="imported"))):
         assert chosen([other], {"a": "x"}) == ([], {"no function to run again": 1})
+
+
+def test_each_run_is_repeated_from_a_turn_of_its_own():
+    calls = tuple(call(f"c{n}", "a", untrainable=None if n else "no answer") for n in range(4))
+    a, b = replace(lonely("a"), calls=calls), lonely("b")
+    config = ReplayConfig(samples=2, begin="last")
+    found, left = choose_replays([a, b], config, keys={"a": "x", "b": "x"}, was_made=lambda *one: one == ("b", 2))
+    assert [(one.original.id, one.number, one.turn and one.turn.id) for one in found] == [
+        ("a", 1, "c3"), ("a", 2, "c3"), ("b", 1, "c-b"),
+    ]  # fmt: skip
+    assert [each.id for each in found[0].given] == ["c0", "c1", "c2"]
+    assert (found[2].given, left) == ((), {})
+    named, _ = choose_replays(
+        [a], replace(config, begin="fault"), keys={"a": "x"}, was_made=lambda *one: False, corrected={"a": "c2"}
+    )
+    assert {one.turn and one.turn.id for one in named} == {"c2"}
+    hidden = replace(a, info=replace(a.info, metadata={"replay": {**a.info.metadata["replay"], "redacted": True}}))
+    silent = replace(a, calls=calls[:1])
+    for run, why in (
+        (hidden, "it was redacted, so it cannot begin at a turn"),
+        (silent, "no turn can be answered again"),
+    ):
+        assert choose_replays([run], config, keys={"a": "x"}, was_made=lambda *one: False) == ((), {why: 1})
+
+
+def test_what_follows_a_turn_is_compared_with_the_runs_that_came_to_it():
+    first, turn, after = (call(f"c{n}", "a", messages=({"role": "user", "content": f"{n}"},)) for n in range(3))
+    own = [Score("s1", "a", "reward", 0.5, "code", 2.0), Score("s2", "a", "ruler", 0.1, "ruler", 3.0, group_id="g")]
+    a = replace(lonely("a"), calls=(first, turn, after), scores=tuple(own))
+
+    def again(key: str, **changes: Any) -> Trajectory:
+        info = TrajectoryInfo(key, 9.0, metadata={"replay_of": "a", "replay_from": "c1"})
+        return Trajectory(info, (replace(turn, id=f"{key}-1", trajectory_id=key, **changes),))
+
+    ids = (f"n{number}" for number in count())
+    there, other_text = again("there"), again("text", messages=({"role": "user", "content": "else"},))
+    others = [other_text, again("ids", prompt_token_ids=(7, 7)), again("tools", tools=({"type": "function"},))]
+    group = branch_group(a, [there, *others], scenario_key="x", new_id=lambda: next(ids))
+    assert group is not None
+    copy = group.trajectories[0]
+    assert group == Group(group.id, "x", "branched", (copy, there))
+    assert [(each.shadow_of, each.trajectory_id, each.messages) for each in copy.calls] == [
+        ("c1", copy.id, turn.messages),
+        ("c2", copy.id, after.messages),
+    ]
+    assert [(one.name, one.value, one.trajectory_id) for one in copy.scores] == [("reward", 0.5, copy.id)]
+    assert (copy.info.origin, copy.info.metadata) == ("branch", {})
+    assert len({"a", copy.id, group.id, *(each.id for each in (*copy.calls, *copy.scores, *a.calls, *own))}) == 11
+    assert branch_group(a, others, scenario_key="x", new_id=lambda: next(ids)) is None
+    assert branch_group(a, [], scenario_key="x", new_id=lambda: next(ids)) is None
 
 
 def test_one_run_stands_for_each_scenario_that_the_gate_compares():

@@ -140,6 +140,7 @@ WAYS = {
     "same_task": "asked in the same words",
     "near_duplicate": "asked in nearly the same words",
     "resampled": "a turn of a lone run, answered again",
+    "branched": "a lone run, run again from one of its turns",
     "single": "one run, for the gate",
 }
 """The ways in which siblings are found, the most certain first, with their description."""

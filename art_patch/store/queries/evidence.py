@@ -88,6 +88,11 @@ class Evidence(Part):
         with self._database.read() as connection:
             return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
 
+    def corrected_calls(self, trajectory_ids: Sequence[str]) -> dict[str, str]:
+        """Return trajectory id -> id of the call that a person corrected last, if the correction names one."""
+        newest = {key: its[-1].call_id for key, its in self.corrections(trajectory_ids).items() if its}
+        return {key: call_id for key, call_id in newest.items() if call_id}
+
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return ids of trajectories corrected after `since`, newest correction first, without held-out groups."""
         c = tables.corrections.c

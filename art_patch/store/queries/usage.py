@@ -34,7 +34,7 @@ class _Counted:
 
 
 # State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about.
-_SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled"}
+_SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled", "branched": "branched"}
 
 
 @dataclass(frozen=True, slots=True)
