@@ -17,7 +17,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.patching import exchange_in_flight
+from art_patch.patching import pending_exchange
 from art_patch.trajectories import prompt_key
 from art_patch.types import JSON
 
@@ -86,7 +86,7 @@ class Intercepted:
 
     def _answer(self, library: Any, request: Any) -> Any:
         """Return the response to a request of a call that art_patch records; `None` to send it."""
-        if (exchange := exchange_in_flight()) is None:
+        if (exchange := pending_exchange()) is None:
             return None
         try:
             body = self.answers.to(request.content if request.url.path.endswith("/chat/completions") else b"{}")

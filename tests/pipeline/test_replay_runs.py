@@ -247,7 +247,7 @@ def test_a_run_is_repeated_from_one_of_its_turns(how: str, app: App, judge: Judg
     app.run(how, "how many plums?")
     (run,) = app.runs
     last = {"holdout_share": 0.0, "min_groups": 99, "resample": None}
-    report = cycle(app, judge, app.config(begin="last"), **last)
+    report = cycle(app, judge, app.config(begin="last", concurrency=1), **last)
     metrics = report.metrics["replay"]
     assert metrics == {"runs": 1, "replayed": 2, "raised": 0, "lost": 0, "left": {}, "other_way": 0, "groups": 1}
     (group,) = app.place.store.read.groups(state="scored")

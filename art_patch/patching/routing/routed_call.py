@@ -32,7 +32,7 @@ PENDING: ContextVar["RoutedCall | None"] = ContextVar("art_patch_routed_call", d
 _MAX_ATTEMPTS = 2
 
 
-def exchange_in_flight() -> Exchange | None:
+def pending_exchange() -> Exchange | None:
     """Return the exchange of the call in which this is called, below the SDK; `None` if that is not recorded."""
     return None if (call := PENDING.get()) is None else call.exchange
 
