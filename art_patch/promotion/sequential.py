@@ -44,8 +44,9 @@ Action = Literal["go on", "roll back", "promote", "inconclusive"]
 # A canary that has answered so many sessions may answer so many percent of them.
 RAMP = ((12, 20.0), (60, 50.0))
 
-# A test that is not decided after so long goes on only while it may still be decided.
-_PATIENCE_HOURS = 24.0
+# A test that is not decided after so long goes on only while it may still be decided. Two days, since the first hours
+# of a test tell too little of later ones: feedback that comes late, for one, is missing then.
+_PATIENCE_HOURS = 48.0
 # It may be decided if the difference can be large enough, that is, at most so many standard errors above what it seems.
 _HOPE = 4.0
 

@@ -109,9 +109,9 @@ def test_equal_arms_go_on_and_end_without_an_answer_which_is_no_promotion():
     assert said(reward=equal, hours=math.nan).action == "inconclusive"
 
 
-def test_a_test_that_this_traffic_cannot_decide_any_more_ends_after_a_day():
+def test_a_test_that_this_traffic_cannot_decide_any_more_ends_after_two_days():
     equal = coins(0.5, 0.5, n=6_000, share=0.5)
-    assert said(reward=equal, hours=23.0).action == "go on"
+    assert said(reward=equal, hours=47.0).action == "go on"
     verdict = said((Arm(9, 3_000, 0), Arm(9, 3_000, 0)), reward=equal, hours=160.0)
     assert (verdict.action, verdict.reason[:26]) == ("inconclusive", "this traffic cannot decide")
     assert said(hours=100.0).action == "go on"  # nobody has said anything yet, and a judge still may
