@@ -225,7 +225,10 @@ class _Group(pydantic.BaseModel):
     scenario_key: str
     how: str
     held_out: bool
-    state: Literal["formed", "scored", "trained", "spent", "dead", "stale"]
+    # The last three hold a run whose copies are in other groups.
+    state: Literal[
+        "formed", "scored", "trained", "spent", "dead", "stale", "quarantined", "in spans", "resampled", "branched"
+    ]
     created_at: float
     reason: str | None = None
 

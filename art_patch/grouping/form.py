@@ -100,7 +100,8 @@ def form_groups(
     texts = _Texts(trajectories, across, embed, known)
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
-        if REPLAY_FROM in trajectory.info.metadata:  # `branch_group` compares it with the run that it began in
+        # `branch_group` compares it with the run that it began in. An app may use one of these words for its own.
+        if {"replay_of", REPLAY_FROM} <= trajectory.info.metadata.keys():
             left["began at a turn of another run"] += 1
             continue
         given = given_scenario(trajectory) or texts.scenario(trajectory)

@@ -68,10 +68,10 @@ class Replay:
     turn: Call | None = None
 
     @property
-    def given(self) -> tuple[Call, ...]:
+    def before(self) -> tuple[Call, ...]:
         """The recorded calls before the turn, whose answers are given again."""
         calls = self.original.calls
-        return () if self.turn is None else tuple(each for each in calls[: calls.index(self.turn)] if each.choices)
+        return () if self.turn is None else calls[: calls.index(self.turn)]
 
 
 def choose_replays(
@@ -147,10 +147,20 @@ def branch_group(
     `None` if no run came to the turn with the prompt that was recorded. The first sibling is the copy, with the scores
     that the original got from users and code; the caller must store it.
     """
-    turns = {call.id: call for call in original.calls}
-    at = next((turns[key] for run in repeated if (key := run.info.metadata.get(REPLAY_FROM)) in turns), None)
-    if at is None or not (those := tuple(run for run in repeated if _passed(run, at))):
+    # Of cycles that were killed, with other settings, there may be repetitions from the start or from another turn. In
+    # those, calls before this turn were sampled, too, which the comparison says nothing about.
+    begun = {
+        call.id: those
+        for call in original.calls
+        if (
+            those := tuple(
+                run for run in repeated if run.info.metadata.get(REPLAY_FROM) == call.id and _passed(run, call)
+            )
+        )
+    }
+    if not begun:
         return None
+    at = max((call for call in original.calls if call.id in begun), key=lambda call: len(begun[call.id]))
     key, source = new_id(), original.info
     info = replace(
         source, id=key, origin="branch", metadata={k: v for k, v in source.metadata.items() if k != REPLAY}
@@ -160,7 +170,7 @@ def branch_group(
     own = (score for score in original.scores if score.group_id is None)
     scores = (replace(score, id=new_id(), trajectory_id=key) for score in own)
     copy = Trajectory(info, tuple(calls), tuple(scores))
-    return Group(new_id(), scenario_key, "branched", (copy, *those))
+    return Group(new_id(), scenario_key, "branched", (copy, *begun[at.id]))
 
 
 def _passed(run: Trajectory, turn: Call) -> bool:

@@ -334,9 +334,10 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 def compare_rewards(runs: Sequence[RunValue], champion: str | None) -> Comparison:
     """Compare the runs of the champion with those of upstream by the rewards that users or the app's code gave."""
-    # These rewards have one scale for all runs, so the means of both sides can be compared.
-    ours = [run.reward for run in runs if run.policy == champion and run.reward is not None and champion is not None]
-    theirs = [run.reward for run in runs if run.policy is None and run.reward is not None]
+    # These rewards have one scale for all runs, so the means of both sides can be compared. Copies only repeat them.
+    given = [(run.policy, run.reward) for run in runs if run.reward is not None and not run.copy]
+    ours = [reward for policy, reward in given if policy == champion and champion is not None]
+    theirs = [reward for policy, reward in given if policy is None]
     means = (fmean(ours) if ours else None, fmean(theirs) if theirs else None)
     limits = difference_interval(ours, theirs) if min(len(ours), len(theirs)) >= MIN_RUNS else ()
     return Comparison("reward", *means, len(ours), len(theirs), *limits)

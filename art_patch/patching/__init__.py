@@ -12,7 +12,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.patching.control import Handle, Status, flush, patch, patch_around, status, unpatch, wrap
-    from art_patch.patching.routing.routed_call import pending_exchange
+    from art_patch.patching.routing.routed_call import pending_call
     from art_patch.patching.sdk.bypass import BYPASSES
     from art_patch.patching.sdk.wrapping import MODULE, Wrapping
 else:

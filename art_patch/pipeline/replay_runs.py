@@ -40,7 +40,8 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
     If the user's function raises an exception, the run has ended normally: the trajectory records the exception and
     becomes a sibling. Other failures, such as a crash of the process, lose one run, and the cycle goes on.
 
-    Runs that began at a turn are put into groups here, each with what followed this turn in the recorded run.
+    Runs that began at a turn are put into groups here, each with what followed this turn in the recorded run. The ids
+    of these recorded runs are returned, too: they have siblings now, also if their repetitions are of an earlier cycle.
     """
     config = run.config.replay
     if config is None:
@@ -84,28 +85,32 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
             work.processes.end()
     metrics |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
     if config.begin != "start":
-        metrics |= {"other_way": counts["other way"], "groups": _keep_branches(run, lonely, found.keys)}
+        branched = _keep_branches(run, lonely, found.keys)
+        metrics |= {"other_way": counts["other way"], "groups": len(branched)}
+        ended += branched
     return tuple(ended)
 
 
-def _keep_branches(run: Cycle, lonely: Sequence[Trajectory], keys: Mapping[str, str]) -> int:
-    """Group each run with those that began at one of its turns, in this cycle or before; return how many groups."""
+def _keep_branches(run: Cycle, lonely: Sequence[Trajectory], keys: Mapping[str, str]) -> list[str]:
+    """Group each run with those that began at one of its turns, in this cycle or before; return the ids of these."""
     ids = [replay_id(one.id, n) for one in lonely if grouping.offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
-    repeated: dict[str, list[Trajectory]] = defaultdict(list)
+    repeated: dict[str | None, list[Trajectory]] = defaultdict(list)
     for again in run.store.read.ungrouped(settled_before=-math.inf, ended=ids):
-        repeated[again.info.metadata["replay_of"]].append(again)
-    groups = 0
+        # A file of runs may have brought one of these ids, but says nothing of what it repeats.
+        repeated[again.info.metadata.get("replay_of")].append(again)
+    branched: list[str] = []
     for one in lonely:
         key = keys[one.id]
         group = grouping.branch_group(one, repeated[one.id], scenario_key=key, new_id=new_id)
         if group is not None:
+            # The run itself goes into a group of its own, so that no later step or cycle makes siblings for it. First,
+            # because a cycle that is killed in between must not leave it to be trained on a second time.
+            run.store.ledger.add_groups([Group(new_id(), key, "single", (one,))], state="branched", now=run.now)
             copy = group.trajectories[0]
             run.store.write([copy.info, *copy.calls, *copy.scores])
             run.store.ledger.add_groups([group], now=run.now)
-            # The run itself goes into a group of its own, so that no later step or cycle makes siblings for it.
-            run.store.ledger.add_groups([Group(new_id(), key, "single", (one,))], state="branched", now=run.now)
-            groups += 1
-    return groups
+            branched.append(one.id)
+    return branched
 
 
 def _replay_info(one: grouping.Replay, at: float) -> TrajectoryInfo:

@@ -183,6 +183,8 @@ def question_of(one: Replay, info: TrajectoryInfo) -> Mapping[str, Any]:
     kept = ("index", "message", "finish_reason")
     answers = [
         [prompt_key(call.messages, call.tools), [{name: getattr(each, name) for name in kept} for each in call.choices]]
-        for call in one.given
+        for call in one.before
+        if call.choices
     ]
-    return question | {"given": {"answers": answers, "turn": prompt_key(one.turn.messages, one.turn.tools)}}
+    turn, *later = (prompt_key(call.messages, call.tools) for call in one.original.calls[len(one.before) :])
+    return question | {"given": {"answers": answers, "turn": turn, "later": later}}

@@ -1,8 +1,10 @@
 """Gives the calls of a repeated run the answers that were recorded, up to the turn at which a policy goes on.
 
 The function runs from its start, so its variables and tools are in the state that they had at this turn. Its calls are
-recognised by their prompts, in any order, as parallel calls come. A call with another prompt, before the turn was
-reached, shows that the run took another way, for example because a tool found something else; the run is stopped there.
+recognised by their prompts, in any order, as parallel calls come. A call whose prompt the recorded run did not have,
+before it went on from the turn, shows that the run took another way, for example because a tool found something else;
+the run is stopped there. Calls that belong to another run, such as one that the function opens in itself or a task that
+an earlier run has left behind, are none of this run's, neither here nor in what was recorded; a policy answers them.
 Calls that get a recorded answer are not recorded again. Nothing of this runs in the app's own processes.
 """
 
@@ -17,7 +19,7 @@ from typing import Any
 
 import wrapt
 
-from art_patch.patching import pending_exchange
+from art_patch.patching import pending_call
 from art_patch.trajectories import prompt_key
 from art_patch.types import JSON
 
@@ -29,13 +31,18 @@ class OtherWay(BaseException):
 class RecordedAnswers:
     """The answers of one run that are given again, each once."""
 
-    def __init__(self, given: JSON | None) -> None:
-        """Take what `processes.question_of` made; with `None`, a policy answers every call."""
+    def __init__(self, given: JSON | None, run: str | None = None) -> None:
+        """Take what `processes.question_of` made, for the run of this id; with `None`, a policy answers every call."""
+        self.run = run
         self._turn = None if given is None else given["turn"]
+        # A parallel call may come before the turn that came after it when it was recorded, because what was recorded is
+        # answered at once. So any of these prompts shows that the run came as far as it is to be led.
+        self._open = frozenset[str](() if given is None else (given["turn"], *given["later"]))
         self._left: dict[str, deque[list[JSON]]] = defaultdict(deque)
         for key, choices in () if given is None else given["answers"]:
             self._left[key].append(choices)
         self._lock = Lock()  # the app may make calls in several threads
+        self._led = given is not None  # whether no policy has been asked yet
         self.reached = given is None  # whether a policy has been asked for the turn
         self.strayed = False  # whether the run took another way before that
 
@@ -49,8 +56,9 @@ class RecordedAnswers:
         with self._lock:
             if self._left.get(key):
                 return (_events if asked.get("stream") else _whole)(asked, self._left[key].popleft())
+            self._led = self._led and key not in self._open
             self.reached = self.reached or key == self._turn
-            self.strayed = self.strayed or not self.reached
+            self.strayed = self.strayed or self._led
         if self.strayed:
             raise OtherWay
         return None
@@ -86,16 +94,21 @@ class Intercepted:
 
     def _answer(self, library: Any, request: Any) -> Any:
         """Return the response to a request of a call that art_patch records; `None` to send it."""
-        if (exchange := pending_exchange()) is None:
+        answers = self.answers
+        if (call := pending_call()) is None:
+            return None
+        exchange = call.exchange
+        if (None if exchange.trajectory is None else exchange.trajectory.id) != answers.run:
             return None
         try:
-            body = self.answers.to(request.content if request.url.path.endswith("/chat/completions") else b"{}")
+            body = answers.to(request.content if request.url.path.endswith("/chat/completions") else b"{}")
         except OtherWay:
             exchange.drop()
             raise
         if body is None:
             return None
         exchange.drop()
+        call.takes_empty = True  # the app took even an empty answer when it was recorded
         kind = "text/event-stream" if body.startswith(b"data:") else "application/json"
         response = library.Response(200, headers={"content-type": kind}, content=body, request=request)
         response.elapsed = timedelta(0)

@@ -74,7 +74,7 @@ def main(target: str, *, redacted: bool) -> None:
         for line in questions:
             patch_again()  # because the previous run may have called `unpatch()`
             question = json.loads(line)
-            intercepted.answers = RecordedAnswers(question.get("given"))
+            intercepted.answers = RecordedAnswers(question.get("given"), question["trajectory"]["id"])
             ended = _repeat(function, question, loop)
             say(ended | {"came_there": intercepted.answers.reached and not intercepted.answers.strayed})
 

@@ -88,9 +88,12 @@ def completeness_G(group: Group) -> tuple[float | None, ...]:
     was cancelled; a tool call has no result.
 
     If the sibling is only a single turn or a part of a run (`types.COPIES`), a final answer that calls a tool is no
-    fault.
+    fault. A copy of a run from one of its turns on (`branch`) ends as the run did, so there it is one.
     """
     return tuple(map(_completeness, group.trajectories))
+
+
+_PARTS = tuple(origin for origin in COPIES if origin != "branch")
 
 
 def _completeness(trajectory: Trajectory) -> float:
@@ -98,7 +101,7 @@ def _completeness(trajectory: Trajectory) -> float:
     if call is None or not call.choices or trajectory.info.error is not None:
         return 0.0
     *before, last = transcript(trajectory)
-    goes_on = trajectory.info.origin in COPIES and bool(last.get("tool_calls"))
+    goes_on = trajectory.info.origin in _PARTS and bool(last.get("tool_calls"))
     if not (goes_on or last.get("content") or last.get("refusal")):
         return 0.0
     finish = min(call.choices, key=lambda choice: choice.index).finish_reason

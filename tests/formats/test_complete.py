@@ -214,6 +214,13 @@ def test_what_is_wrong_is_named_by_its_path(line: dict[str, Any], words: str):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("state", ["trained", "quarantined", "in spans", "resampled", "branched"])
+def test_a_run_in_a_group_of_any_state_comes_back(state: str):
+    about = {"id": "g", "scenario_key": "x", "how": "single", "held_out": False, "state": state, "created_at": 1.0}
+    bundle = Bundle(Trajectory(TrajectoryInfo("t", 1.0), ()), group=about)
+    assert decode(encode(bundle)) == bundle
+
+
 def test_groups_and_strangers(filled: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Groups come along; tokens of a base model that is another here are not trained on."""
     url = f"sqlite:///{tmp_path}/store.db"

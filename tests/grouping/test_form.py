@@ -101,6 +101,17 @@ def test_a_typo_finds_its_task_among_others():
     assert alone.left == {"waits for a sibling": 1}
 
 
+def test_a_run_that_began_at_a_turn_of_another_is_no_sibling_here():
+    about = {"replay_of": "a", "replay_from": "c"}
+    runs = [asked(f"{number}", "price of 3 plums") for number in range(2)]
+    # An app may have words of its own in a run's metadata, which mean something else.
+    named = replace(runs[0], info=replace(runs[0].info, metadata={"replay_from": "a checkpoint"}))
+    begun = [replace(runs[1], info=replace(runs[1].info, id=f"b{n}", metadata=about)) for n in range(2)]
+    grouping = form(named, runs[1], *begun)
+    assert members(grouping) == [["0", "1"]]
+    assert grouping.left == {"began at a turn of another run": 2}
+
+
 def test_across_settings_only_if_asked():
     runs = asked("a", "x"), asked("b", "x", system="be kind"), asked("c", "x", tool="search")
     assert form(*runs).groups == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,8 @@ def test_quantiles_are_values_that_were_seen(share: float, expected: float):
 
 def test_rewards_are_compared_over_all_runs_and_nothing_else_is():
     runs = rewarded("a@2", 24, 6) + rewarded(None, 15, 15) + rewarded("a@1", 0, 9) + [RunValue("a@2"), RunValue(None)]
+    # A copy of a run has the run's own rewards.
+    runs += [replace(run, copy=True) for run in runs[:9]]
     found = compare_rewards(runs, "a@2")
     assert (found.kind, found.ours, found.theirs, found.ours_scored, found.theirs_scored) == (
         "reward",

@@ -18,12 +18,13 @@ def asked(text: str, **more: Any) -> bytes:
     return json.dumps({"model": "agent@0", "messages": [{"role": "user", "content": text}], **more}).encode()
 
 
-def given(*texts: str, turn: str) -> dict[str, Any]:
+def given(*texts: str, turn: str, later: tuple[str, ...] = ()) -> dict[str, Any]:
     answers = [
         [prompt_key([{"role": "user", "content": text}], ()), [choice(f"{text}, {place}")]]
         for place, text in enumerate(texts)
     ]
-    return {"answers": answers, "turn": prompt_key([{"role": "user", "content": turn}], ())}
+    after = [prompt_key([{"role": "user", "content": text}], ()) for text in (turn, *later)]
+    return {"answers": answers, "turn": after[0], "later": after[1:]}
 
 
 def choice(text: str) -> dict[str, Any]:
@@ -55,6 +56,15 @@ def test_another_prompt_before_the_turn_stops_the_run():
         assert answers.strayed
 
 
+def test_a_parallel_call_may_come_before_the_turn_after_which_it_was_recorded():
+    answers = RecordedAnswers(given("a", turn="turn", later=("beside",)))
+    assert answers.to(asked("beside")) is None  # by a policy, as all that follows
+    assert (answers.reached, answers.strayed) == (False, False)
+    assert answers.to(asked("what the policy said to that")) is None
+    assert said(answers.to(asked("a"))) == "a, 0"
+    assert (answers.to(asked("turn")), answers.reached, answers.strayed) == (None, True, False)
+
+
 def test_a_run_from_its_start_is_left_alone():
     answers = RecordedAnswers(None)
     assert (answers.to(asked("a")), answers.reached, answers.strayed) == (None, True, False)
@@ -78,8 +88,11 @@ message = {"role": "assistant", "content": None, "tool_calls": [call], "refusal"
 answers = [[prompt_key(messages, tools), [{"index": 0, "message": message, "finish_reason": "tool_calls"}]]] * 5
 spoken = {"index": 0, "message": {"role": "assistant", "content": "hm"}, "finish_reason": "stop"}
 plain = [[prompt_key(messages, ()), [spoken]]] * 5
+said = {"role": "assistant", "content": ""}
+nothing = [{"role": "user", "content": "say nothing"}]
+empty = [[prompt_key(nothing, ()), [{"index": 0, "message": said, "finish_reason": "stop"}]]] * 2
 intercepted = Intercepted()
-intercepted.answers = RecordedAnswers({"answers": answers + plain, "turn": "x"})
+intercepted.answers = RecordedAnswers({"answers": answers + plain + empty, "turn": "x", "later": []})
 kwargs = dict(model="m", messages=messages)
 
 
@@ -105,6 +118,9 @@ print(json.dumps([
     asyncio.run(main()),
     client.chat.completions.with_raw_response.create(**kwargs).parse().model,
     client.responses.create(model="m", input="look it up", store=False).output_text,
+    client.chat.completions.create(model="m", messages=nothing).choices[0].message.content,
+    joined(list(client.chat.completions.create(model="m", messages=nothing, stream=True))),
+    [event.type for event in client.responses.create(model="m", input="look it up", store=False, stream=True)][-1],
 ]))
 art.flush()
 """
@@ -117,11 +133,11 @@ def test_the_sdk_takes_them_for_an_engines_answers(place: Any, tmp_path: Any):
         [sys.executable, "-c", SCRIPT, url, place.url, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    whole, streamed, (later, later_streamed), model, response = json.loads(done.stdout)
+    whole, streamed, (later, later_streamed), model, response, *nothing, last = json.loads(done.stdout)
     assert whole == later == [None, [["t1", "look", "{}"]]]
     assert streamed == ["", True, [["t1", "look", "{}", 0]]]
     assert later_streamed == ["", False, [["t1", "look", "{}", 0]]]
-    assert (model, response) == ("m", "hm")
+    assert (model, response, nothing, last) == ("m", "hm", ["", ["", False, []]], "response.completed")
     from tests.support.spooled import taken_over
 
     taken_over(place.url, "agent")

@@ -20,7 +20,7 @@ from art_patch._lib.ids import MOST_REPLAYS, replay_id
 from art_patch.cli.app import app as commands
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.formats.complete import decode
-from art_patch.grouping import ReplayConfig, branch_group, choose_comparisons, choose_replays
+from art_patch.grouping import ReplayConfig, ResampleConfig, branch_group, choose_comparisons, choose_replays
 from art_patch.replay import RunLost
 from art_patch.replay.processes import AppProcess
 from art_patch.rewards import Judge
@@ -99,6 +99,17 @@ def in_turns(question: str, streams: bool = False) -> None:
         conversation += [{"role": "assistant", "content": said}, {"role": "user", "content": f"the tool found {found}"}]
 
 
+@art.replayable
+def helped(question: str) -> None:
+    # The helper is a run of its own.
+    conversation = [{"role": "user", "content": question}]
+    for turn in range(2):
+        with art.trajectory("helper"):
+            client.chat.completions.create(**ask("help me"))
+        said = client.chat.completions.create(model="m", messages=conversation, max_tokens=8).choices[0].message.content
+        conversation += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+
+
 streamed = partial(in_turns, streams=True)
 
 
@@ -108,7 +119,7 @@ def main(mode, *questions):
         asyncio.run(all_of(questions))
     else:
         for question in questions:
-            {"sync": answer, "keyed": keyed, "turns": in_turns, "streams": streamed}[mode](question)
+            {"sync": answer, "keyed": keyed, "turns": in_turns, "streams": streamed, "helped": helped}[mode](question)
 
 
 if __name__ == "__main__":
@@ -157,14 +168,12 @@ def app(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield App(place, tmp_path)
 
 
-def cycle(app: App, judge: Judge, replay: ReplayConfig | None, **changes: Any) -> Any:
+def cycle(app: App, judge: Judge, replay: ReplayConfig | None, progress: Any = lambda *_: None, **changes: Any) -> Any:
     """A cycle, in the year that the app's calls are of."""
     from art_patch.pipeline import retrain
 
     config = replace(eager(CONFIG), replay=replay, **({"min_group_size": 3} | changes))
-    return retrain(
-        app.place.store, app.place.client, judge, app.place.adapters, config, who="test", progress=lambda *_: None
-    )
+    return retrain(app.place.store, app.place.client, judge, app.place.adapters, config, who="test", progress=progress)
 
 
 @pytest.mark.slow
@@ -271,6 +280,41 @@ def test_a_run_is_repeated_from_one_of_its_turns(how: str, app: App, judge: Judg
     erased = app.place.store.rights.erase(trajectory=run.id, who="test")
     assert erased.trajectories == 4
     assert app.place.store.read.groups(state="scored") == ()
+
+
+@pytest.mark.slow
+def test_calls_of_other_runs_inside_the_function_do_not_lead_astray(app: App, judge: Judge):
+    app.run("helped", "how many plums?")
+    report = cycle(app, judge, app.config(begin="last"), holdout_share=0.0, min_groups=99, resample=None)
+    metrics = report.metrics["replay"]
+    assert (metrics["replayed"], metrics["other_way"], metrics["groups"]) == (2, 0, 1), metrics
+
+
+@pytest.mark.slow
+def test_what_a_killed_cycle_repeated_is_used_once(app: App, judge: Judge):
+    app.run("turns", "how many plums?")
+    (run,) = app.runs
+    # A file of runs brought the id that a repetition would have.
+    other = TrajectoryInfo(replay_id(run.id, 3), 1.0, "imported")
+    app.place.store.write([other, call("other", other.id)])
+
+    def dies(stage: str, done: int, total: int, *_: Any) -> None:
+        if stage == "replay" and done == total == 2:
+            raise KeyboardInterrupt
+
+    everything = {"holdout_share": 0.0, "min_groups": 99, "resample": ResampleConfig(samples=2)}
+    replay = app.config(begin="last", samples=3)
+    with pytest.raises(KeyboardInterrupt):
+        cycle(app, judge, replay, progress=dies, **everything)
+    read = app.place.store.read
+    assert (len(app.repeated()), read.group_ids(state="branched")) == (2, ())
+    metrics = cycle(app, judge, replay, **everything).metrics
+    assert (metrics["replay"]["replayed"], metrics["replay"]["groups"]) == (0, 1), metrics
+    # No turn of it was answered again on top of that, as of a run that found no siblings.
+    (own,) = read.groups(state="branched")
+    assert [one.id for one in own.trajectories] == [run.id]
+    assert [len(group.trajectories) for state in ("formed", "scored") for group in read.groups(state=state)
+            if group.how == "branched"] == [3]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -470,8 +514,8 @@ def test_each_run_is_repeated_from_a_turn_of_its_own():
     assert [(one.original.id, one.number, one.turn and one.turn.id) for one in found] == [
         ("a", 1, "c3"), ("a", 2, "c3"), ("b", 1, "c-b"),
     ]  # fmt: skip
-    assert [each.id for each in found[0].given] == ["c0", "c1", "c2"]
-    assert (found[2].given, left) == ((), {})
+    assert [each.id for each in found[0].before] == ["c0", "c1", "c2"]
+    assert (found[2].before, left) == ((), {})
     named, _ = choose_replays(
         [a], replace(config, begin="fault"), keys={"a": "x"}, was_made=lambda *one: False, corrected={"a": "c2"}
     )
@@ -509,6 +553,12 @@ def test_what_follows_a_turn_is_compared_with_the_runs_that_came_to_it():
     assert (copy.info.origin, copy.info.metadata) == ("branch", {})
     assert len({"a", copy.id, group.id, *(each.id for each in (*copy.calls, *copy.scores, *a.calls, *own))}) == 11
     assert branch_group(a, others, scenario_key="x", new_id=lambda: next(ids)) is None
+    # A repetition from the start may come to the turn, too, but its calls before the turn are not compared here.
+    whole = replace(again("whole"), info=TrajectoryInfo("whole", 9.0, metadata={"replay_of": "a"}))
+    earlier = replace(again("earlier"), info=TrajectoryInfo("e", 9.0, metadata={"replay_of": "a", "replay_from": "c0"}))
+    mixed = branch_group(a, [earlier, whole, there], scenario_key="x", new_id=lambda: next(ids))
+    assert mixed is not None and mixed.trajectories[1:] == (there,)
+    assert branch_group(a, [whole], scenario_key="x", new_id=lambda: next(ids)) is None
     assert branch_group(a, [], scenario_key="x", new_id=lambda: next(ids)) is None
 
 

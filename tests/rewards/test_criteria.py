@@ -101,6 +101,7 @@ def copy_that_calls() -> Trajectory:
         (last_answer(run_of("open"), {"role": "assistant", "content": "wait", "tool_calls": [TOOL]}), 0.5),
         (replace(run_of("f"), calls=(replace(run_of("f").calls[0], status="cancelled"),)), 0.5),
         (copy_that_calls(), 1.0),
+        (replace(copy_that_calls(), info=TrajectoryInfo("ends-as-its-run-did", 0.0, "branch")), 0.0),
     ],
     ids=lambda value: value.id if isinstance(value, Trajectory) else None,
 )

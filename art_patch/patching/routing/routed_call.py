@@ -32,11 +32,6 @@ PENDING: ContextVar["RoutedCall | None"] = ContextVar("art_patch_routed_call", d
 _MAX_ATTEMPTS = 2
 
 
-def pending_exchange() -> Exchange | None:
-    """Return the exchange of the call in which this is called, below the SDK; `None` if that is not recorded."""
-    return None if (call := PENDING.get()) is None else call.exchange
-
-
 class Attempt(NamedTuple):
     """One request to the engine. `target.champion` is the asked policy, even if that is a canary or a pinned one."""
 
@@ -292,6 +287,11 @@ class RoutedCall:
         failed = partial(self.runtime.engine_failed, challenger=self._asks_challenger)
         tap = StreamTap(self.exchange, response.request, events, failed)
         install(response, tap, self.is_async, opened, b"".join(before))
+
+
+def pending_call() -> RoutedCall | None:
+    """Return the call in which this is called, below the SDK; `None` if that is neither routed nor recorded."""
+    return PENDING.get()
 
 
 def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> RoutedCall | None:
