@@ -47,6 +47,8 @@ class Verdict:
     metrics: JSON
     # It wins on the scenarios of the users who are known, who are too few to stand for all; a canary may decide.
     needs_canary: bool = False
+    # The difference is above the margin, proven or not, and no check failed.
+    seems_better: bool = False
 
 
 def decide(
@@ -97,7 +99,8 @@ def decide(
             f"needed to speak for others, so a canary must decide (--promotion canary); for these alone: {reason}"
         )
     passed = wins and not ruined
-    return Verdict(passed and not too_few, reason, metrics, needs_canary=passed and too_few)
+    seems = not ruined and metrics["difference"] > config.margin + TIE
+    return Verdict(passed and not too_few, reason, metrics, needs_canary=passed and too_few, seems_better=seems)
 
 
 def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
@@ -107,7 +110,7 @@ def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
         return verdict
     lead = "it wins, but" if verdict.promote else "besides,"
     reason = f"{verdict.reason}; {lead} {'; '.join(failed)}"
-    return replace(verdict, promote=False, needs_canary=False, reason=reason)
+    return replace(verdict, promote=False, needs_canary=False, seems_better=False, reason=reason)
 
 
 def false_promotions(gated_at: Sequence[float], level: float) -> tuple[float, float] | None:

@@ -16,6 +16,7 @@ from art_patch import policies, promotion
 from art_patch.errors import ArtPatchError, Busy, EngineError
 from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
+from art_patch.pipeline.lineage import rival_of
 from art_patch.store import Store
 from art_patch.types import Policy
 
@@ -25,17 +26,18 @@ GATE_RUNS = "gate"  # name of the project's directory for scratch stores, which 
 def sweep_leftovers(run: Cycle, champion: Policy) -> None:
     """Delete what a killed cycle left and no later cycle can continue."""
     ledger = run.store.ledger
-    known = {policy.name for policy in ledger.policies()}
+    known = {policy.name: policy for policy in ledger.policies()}
     for job in unfinished_jobs(run.adapters.parent):
         # The policy is in the ledger, so the cycle was killed between its registration and this deletion.
         if job.name in known:
             shutil.rmtree(job)
     shutil.rmtree(run.adapters.parent / GATE_RUNS, ignore_errors=True)
     policies.remove_unpublished(run.adapters)
-    # Each candidate was to be tested against its parent. Against another champion it would start from older weights.
-    for policy in ledger.policies():
-        if policy.state == "candidate" and policy.path and policy.parent != champion.name:
-            reason = f"{champion.name} became champion before it was tested against {policy.parent}"
+    # Each candidate was to be tested against one champion. Against another one it would start from older weights.
+    for policy in known.values():
+        rival = rival_of(policy, known)
+        if policy.state == "candidate" and policy.path and rival != champion.name:
+            reason = f"{champion.name} became champion before it was tested against {rival}"
             ledger.move(policy.name, "rejected", who=run.who, reason=reason)
     # While the engine is down, unused policies stay loaded; the next cycle unloads them.
     with suppress(EngineError):

@@ -23,6 +23,7 @@ from art_patch.pipeline.clean_up import pruning_at_end, sweep_leftovers
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcome, Progress, write_report
 from art_patch.pipeline.gate_run import run_gate
+from art_patch.pipeline.lineage import rival_of
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
 from art_patch.pipeline.score_groups import ask_first, group, score
@@ -141,7 +142,8 @@ def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Po
 def _left_over(store: Store, champion: Policy) -> Policy | None:
     """Return a candidate that an earlier cycle trained from this champion and that no gate has decided on."""
     # Without a path it has no adapter; a directory that is gone was deleted by a person.
-    waiting = [p for p in store.ledger.policies() if p.state == "candidate" and p.parent == champion.name and p.path]
+    known = {policy.name: policy for policy in store.ledger.policies()}
+    waiting = [p for p in known.values() if p.state == "candidate" and p.path and rival_of(p, known) == champion.name]
     return waiting[-1] if waiting and Path(waiting[-1].path or "").is_dir() else None
 
 

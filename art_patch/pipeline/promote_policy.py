@@ -16,6 +16,7 @@ from typing import Any, Literal
 from art_patch import gate, promotion
 from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
 from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome
+from art_patch.pipeline.lineage import marks
 from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import JSON, Policy, PolicyState
@@ -72,6 +73,9 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
         won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
     if won:
         return _promote(run, champion, candidate, reason, metrics)
+    if run.config.train.start == "candidate" and verdict.seems_better and present.name == champion.name:
+        metrics = {"gate": dict(metrics["gate"]) | marks(candidate, seems_better=True)}
+        reason += "; it seems better, so updates go on from there"
     promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
     return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
 

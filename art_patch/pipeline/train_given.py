@@ -43,13 +43,13 @@ class Given:
     metrics: JSON = field(default_factory=dict[str, Any])
 
 
-def given_rows(run: Cycle, champion: Policy, text: BaseText, scored: Scored) -> Given:
-    """Return the demonstrations (setting `imitate_from`) and pairs (setting `prefer_from`) that an update learns.
+def given_rows(run: Cycle, start: Policy, text: BaseText, scored: Scored) -> Given:
+    """Return the demonstrations (setting `imitate_from`) and pairs (`prefer_from`) that an update of `start` learns.
 
     Raises `ConfigError` if one of these settings is used, but the base model has no chat template.
     """
     config = run.config.train
-    since = 0.0 if config.start == "base" else champion.metrics.get("train", {}).get(_UPTO, 0.0)
+    since = start.metrics.get("train", {}).get(_UPTO, 0.0)
     if config.imitate_from is None and config.prefer_from is None:
         # Carried on, so that a later policy, with these settings again, does not learn them a second time.
         return Given(metrics={_UPTO: since} if since else {})

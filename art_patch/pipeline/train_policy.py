@@ -23,6 +23,7 @@ from art_patch.errors import ArtPatchError, TrainingError
 from art_patch.pipeline.base_check import check_base
 from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.lineage import distances_to, start_of
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
@@ -51,7 +52,8 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
 
 def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
     """Train a candidate on scored groups, or return `None` and why not; `TrainingError` if it failed, unpublished."""
-    if (job := _unfinished_job(run, champion)) is not None:
+    start = _start(run, champion)
+    if (job := _unfinished_job(run, champion, start)) is not None:
         run.metrics["train"] = {**job.metrics, "resumed": True}
         return _run_job(run, champion, job), ""
     groups, evaluation = run.store.read.groups(state="scored", held_out=False), list[Group]()
@@ -69,10 +71,18 @@ def train_groups(
     """Train like `train`, on these scored groups; `evaluation`: groups on which the update only measures itself."""
     # The name is taken before the update, so that a killed update and its continuation have one name.
     target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
-    job = make_job(run, champion, groups, target, evaluation=evaluation)
+    job = make_job(run, champion, groups, target, start=_start(run, champion), evaluation=evaluation)
     if job is None:
         return None, "no group teaches anything: every group was scored alike, or is too old or not exact"
     return _run_job(run, champion, job), ""
+
+
+def _start(run: Cycle, champion: Policy) -> Policy:
+    """Return the policy that the update starts from; the groups of candidates that are given up may be used again."""
+    start, given_up = start_of(run.store.ledger.policies(), champion, run.config.train.start)
+    for each in given_up:
+        run.store.ledger.give_back(each.name)
+    return start
 
 
 def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
@@ -95,7 +105,8 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
         state="candidate",
         created_at=time.time(),
         path=str(job.target),
-        parent=champion.name,
+        # One that begins anew is tested against the champion, too.
+        parent=champion.name if job.config.start == "base" else run.metrics["train"]["start"],
         metrics={"train": run.metrics["train"]},
     )
     near = training.near_job(job, directory)
@@ -103,7 +114,8 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
     kept = [key for key in job.group_ids if key not in left]
     rows = _trained_rows(run, near)
     run.store.ledger.add_candidate(candidate, trained_on=kept, also=job.others, rows=rows, who=run.who)
-    if left:
+    # Those far from a candidate that is continued may be near the champion, from which a later update starts.
+    if left and candidate.parent == champion.name:
         far = f"sampled by a policy more than {job.config.max_drift_nats} nats from where the update started"
         run.store.ledger.set_groups(sorted(left), "stale", reason=far)
     # Last: until the ledger knows the policy, the job is all that a later cycle could continue from.
@@ -150,25 +162,26 @@ def _next_step(run: Cycle, champion: Policy) -> int:
     return max(taken) + 1
 
 
-def _unfinished_job(run: Cycle, champion: Policy) -> training.TrainJob | None:
+def _unfinished_job(run: Cycle, champion: Policy, start: Policy) -> training.TrainJob | None:
     """Return the job of a killed update if it would come out the same now; discard every other job."""
     known = {policy.name for policy in run.store.ledger.policies()}
     for directory in unfinished_jobs(run.adapters.parent):
         with suppress(TrainingError):
             job = training.read_job(directory)
-            if job is not None and _still_holds(job, run, champion):
+            if job is not None and _still_holds(job, run, champion, start):
                 return job
         discard_jobs([directory], run.adapters, known)
     return None
 
 
-def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy) -> bool:
+def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Policy) -> bool:
     # An erasure, another champion or another configuration since the kill would all make another policy.
     waiting = run.store.read.group_ids(state="scored", held_out=False, limit=1_000_000)
     also = job.evaluated_ids | set(job.others)
     there = {each.id for group in run.store.read.groups_of(job.group_ids) for each in group.trajectories}
     return (
-        (job.base, job.base_sha256, job.parent) == (champion.base, champion.base_sha256, _adapter(champion))
+        (job.base, job.base_sha256) == (champion.base, champion.base_sha256)
+        and (job.parent, job.champion) == (_adapter(start), _adapter(champion))
         and job.config == run.config.train
         and job.target.parent == run.adapters
         and set(job.group_ids) <= set(waiting)
@@ -178,24 +191,32 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy) -> bool:
 
 
 def make_job(
-    run: Cycle, champion: Policy, groups: Sequence[Group], target: Path, *, evaluation: Sequence[Group] = ()
+    run: Cycle,
+    champion: Policy,
+    groups: Sequence[Group],
+    target: Path,
+    *,
+    start: Policy | None = None,
+    evaluation: Sequence[Group] = (),
 ) -> training.TrainJob | None:
     """Return all inputs of an update that publishes `target`; `None` if there is nothing to learn.
 
-    Groups from which nothing can be learned get the state `dead` or `stale`, so that no later update considers them.
+    The update begins at `start`, by default at the champion. Groups from which nothing can be learned get the state
+    `dead` or `stale`, so that no later update considers them.
     """
-    config = run.config.train
+    config, start = run.config.train, start or champion
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
     rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
-    made = _made(run, champion, groups, rewards_of_groups)
+    made = _made(run, champion, start, groups, rewards_of_groups)
     found = [each.group for each in made]
     text = base_text(champion.base, [each for group in groups for each in group.trajectories])
-    also = given_rows(run, champion, text, list(zip(groups, rewards_of_groups, strict=True)))
+    also = given_rows(run, start, text, list(zip(groups, rewards_of_groups, strict=True)))
     rehearsal, of_rehearsal, rehearsal_metrics = rehearsal_rows(run, champion)
-    evaluated = [] if config.eval_steps is None else _evaluated(run, champion, evaluation)
+    evaluated = [] if config.eval_steps is None else _evaluated(run, champion, start, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
     run.metrics["train"] = {
+        "start": start.name,
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "within_noise": sum(reason == _WITHIN_NOISE for _, reason in put_aside.values()),
@@ -217,7 +238,8 @@ def make_job(
     return training.TrainJob(
         base=champion.base,
         base_sha256=champion.base_sha256,
-        parent=_adapter(champion),
+        parent=_adapter(start),
+        champion=_adapter(champion),
         target=target,
         config=config,
         groups=tuple(found),
@@ -241,13 +263,16 @@ class _Made(NamedTuple):
 
 
 def _made(
-    run: Cycle, champion: Policy, groups: Sequence[Group], rewards_of_groups: Sequence[Sequence[float | None]]
+    run: Cycle,
+    champion: Policy,
+    start: Policy,
+    groups: Sequence[Group],
+    rewards_of_groups: Sequence[Sequence[float | None]],
 ) -> list[_Made]:
     config, judges = run.config.train, noise_of_judges(run.store.evidence.second_passes())
     noise = [reward_noise(group, judges, combination=run.config.combination) for group in groups]
     kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
-    distances = _distances(run.store.ledger.policies(), champion)
-    start = champion.name if config.start == "champion" else f"{champion.model}@0"
+    distances = distances_to(champion, run.store.ledger.policies())
     of_siblings = [[_rows(each, distances, config) for each in group.trajectories] for group in groups]
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
     # or down together, whatever the difference between these is.
@@ -264,25 +289,11 @@ def _made(
             training.Example(rows, advantage)
             for (rows, _), advantage in zip(siblings, advantages or (0.0,) * len(siblings), strict=True)
         ]
-        on_policy = (all(call.policy == start for call in each.calls) for each in group.trajectories)
+        on_policy = (all(call.policy == start.name for call in each.calls) for each in group.trajectories)
         found = tuple(map(training.Sibling, (each.id for each in group.trajectories), examples, on_policy))
         why = _why_silent(rewards, siblings) if advantages is None else None
         made.append(_Made(training.TrainGroup(group.id, found, kind), report, why, error))
     return made
-
-
-def _distances(policies: Sequence[Policy], champion: Policy) -> dict[str, int]:
-    """Return how many updates lie between each policy and the champion; a policy of other origin is left out."""
-    parents = {policy.name: policy.parent for policy in policies}
-
-    def line(name: str | None) -> list[str]:
-        return [] if name is None else [name, *line(parents.get(name))]
-
-    # By lineage and not by number: rejected candidates have numbers too, and a policy that was rolled back has the
-    # larger one.
-    ours = {name: steps for steps, name in enumerate(line(champion.name))}
-    met = {name: next(((n, each) for n, each in enumerate(line(name)) if each in ours), None) for name in parents}
-    return {name: at[0] + ours[at[1]] for name, at in met.items() if at is not None}
 
 
 def _rows(trajectory: Trajectory, distances: Mapping[str, int], config: training.TrainConfig) -> _Rows:
@@ -295,10 +306,12 @@ def _rows(trajectory: Trajectory, distances: Mapping[str, int], config: training
     return training.rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
 
 
-def _evaluated(run: Cycle, champion: Policy, groups: Sequence[Group]) -> list[tuple[training.TrainGroup, str]]:
+def _evaluated(
+    run: Cycle, champion: Policy, start: Policy, groups: Sequence[Group]
+) -> list[tuple[training.TrainGroup, str]]:
     """Return the groups for the evaluation, each with the reason why it cannot be used, or an empty text."""
     rewards_of_groups = [rewards_G(group, combination=run.config.combination) for group in groups]
-    made = _made(run, champion, groups, rewards_of_groups)
+    made = _made(run, champion, start, groups, rewards_of_groups)
     return [(each.group, "" if each.put_aside is None else each.put_aside[1]) for each in made]
 
 

@@ -11,7 +11,7 @@ from art_patch.training.losses import loss_config as limits
 from art_patch.training.losses.loss_config import Limit, LossConfig, Scale
 
 Schedule = Literal["constant", "linear", "cosine"]
-Start = Literal["champion", "base"]
+Start = Literal["candidate", "champion", "base"]
 Reference = Literal["base", "champion"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["auto", "peft", "unsloth"]
@@ -63,8 +63,9 @@ class TrainConfig:
         warmup_steps: Optimizer steps at the start of each phase over which the learning rate rises to its peak.
         lr_schedule: Learning rate after the warm-up of a phase: "constant", or falling to 0 at the end of the phase,
             "linear" or as a "cosine". With `total_steps` the phase ends earlier, and the rate falls faster.
-        start: "champion" continues the champion's LoRA, "base" begins a new one. Then everything that earlier updates
-            learned is lost, good and bad.
+        start: "candidate" continues the newest candidate, if its gate rejected it only for lack of proof, else the
+            champion's LoRA. "champion" always continues the champion's. "base" begins a new one: everything that
+            earlier updates learned is lost, good and bad.
         lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
             is continued keeps its own rank.
         lora_alpha: Scale of a new LoRA. A LoRA that is continued keeps its own scale.
@@ -141,7 +142,7 @@ class TrainConfig:
     total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound")] = None
     warmup_steps: Annotated[int, _WHOLE_FROM_0] = 5
     lr_schedule: Annotated[Schedule, Option()] = "constant"
-    start: Annotated[Start, Option()] = "champion"
+    start: Annotated[Start, Option()] = "candidate"
     lora_rank: Annotated[int, _WHOLE_FROM_1] = 8
     lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
     lora_dropout: Annotated[

@@ -32,6 +32,7 @@ from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks, run_tool
 from art_patch.demo.shop_model import build_model
 from art_patch.pipeline import CycleConfig
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.lineage import marks
 from art_patch.pipeline.score_groups import group, score
 from art_patch.pipeline.train_policy import make_job, train
 from art_patch.policies import base_fingerprint
@@ -285,7 +286,11 @@ class World:
                 promote(ledger, self.client, candidate.name, who="benchmark", reason="better")
                 best = reached
             else:
-                reject(ledger, self.client, candidate.name, who="benchmark", reason="chance, or not better")
+                # What a gate says of one that seems better.
+                gate = {"gate": marks(candidate, seems_better=gives_back and reached > best)}
+                reject(
+                    ledger, self.client, candidate.name, who="benchmark", reason="chance, or not better", metrics=gate
+                )
                 if not gives_back:
                     lost = took - set(self.store.read.group_ids(state="trained"))
                     ledger.set_groups(sorted(lost), "trained", reason="lost", policy=candidate.name)
@@ -298,7 +303,10 @@ class World:
 def cycles_ratio(seeds: Sequence[int], home: Path) -> dict[str, float]:
     """Both ways on the same seeds, with the same luck."""
     # What a1849d9 shipped, but for the lost groups.
-    old = replace(CYCLE, train=replace(CYCLE.train, advantage_scale="group", max_kl_nats=1.0, max_clip_fraction=None))
+    old = replace(
+        CYCLE,
+        train=replace(CYCLE.train, advantage_scale="group", max_kl_nats=1.0, max_clip_fraction=None, start="champion"),
+    )
     found: dict[str, list[int]] = {"old": [], "new": []}
     for seed in seeds:
         base = build_model(home / f"shop-{seed}", seed=seed)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
+from art_patch.errors import ConfigError
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
@@ -107,3 +108,9 @@ def test_a_way_to_promote_that_is_none_is_refused(home: Path):
     result = CliRunner().invoke(app, ["retrain", "--home", str(home), "--promotion", "perhaps"])
     assert "promotion" in str(result.exception)
     assert "auto" in str(result.exception)
+
+
+def test_where_replays_begin_asks_for_replays(tmp_path: Path):
+    result = CliRunner().invoke(app, ["retrain", "--home", str(tmp_path), "--replay-from", "last"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--replay asks for them, such as --replay 3" in str(result.exception)

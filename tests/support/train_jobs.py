@@ -96,7 +96,7 @@ def random_groups(base: Path, *, groups: int, siblings: int, seed: int = 0) -> t
 
 def make_job(base: Path, target: Path, groups: Sequence[TrainGroup], **changes: Any) -> TrainJob:
     """A job; `changes` of the config's fields, or of its own."""
-    fields = ("parent", "demonstrations", "rehearsal", "pairs", "evaluation", "mean_reward")
+    fields = ("parent", "champion", "demonstrations", "rehearsal", "pairs", "evaluation", "mean_reward")
     own = {name: changes.pop(name) for name in fields if name in changes}
     return TrainJob(
         base=str(base),

@@ -46,7 +46,7 @@ from art_patch.training.loop.metrics import why_broken, why_stop
         ("rehearse_weight", 0.0, "a number above 0"),
         ("learn_truncated", None, "True or False"),
         ("gradient_checkpointing", 1, "True, False, or None"),
-        ("start", "zero", "choose one of: champion, base"),
+        ("start", "zero", "choose one of: candidate, champion, base"),
         ("reference", None, "choose one of: base, champion"),
         ("dtype", "float16", "choose one of: auto, float32, bfloat16"),
         ("backend", "vllm", "choose one of: auto, peft, unsloth"),

@@ -113,7 +113,7 @@ def test_an_update_goes_on_from_its_parent_or_begins_anew(base: Path, group: Tra
     adapters = tmp_path / "adapters"
     run(base, tmp_path, group)
     went_on = run(base, tmp_path, group, step=2, parent=adapters / "agent@1")
-    run(base, tmp_path, group, step=3, parent=adapters / "agent@1", start="base")
+    run(base, tmp_path, group, step=3, champion=adapters / "agent@1", start="base")
     assert score(base, adapters / "agent@2") > score(base, adapters / "agent@1")
     # the base's weights, and so the same update as the first
     torch.testing.assert_close(weights_of(adapters / "agent@3"), weights_of(adapters / "agent@1"), atol=0, rtol=0)
@@ -318,7 +318,8 @@ def test_the_reference_is_the_policy_that_was_asked_for(
     adapters = tmp_path / "adapters"
     run(base, tmp_path, group, epochs=8)
     metrics = run(
-        base, tmp_path, group, step=2, parent=adapters / "agent@1", reference=reference, start=start,
+        base, tmp_path, group, step=2, parent=adapters / "agent@1" if start == "champion" else None,
+        champion=adapters / "agent@1", reference=reference, start=start,
         loss=LossConfig(kl_coefficient=0.1), max_kl_nats=None,
     )  # fmt: skip
     of_reference = plain_model(base, adapters / "agent@1" if reference == "champion" else None)

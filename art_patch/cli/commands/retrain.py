@@ -43,7 +43,12 @@ class Replays(ReplayConfig):
     ] = 0
 
     def config(self, settings: Settings) -> ReplayConfig | None:
-        """Return the replay settings, with the environment variables of this project; `None` if there is no replay."""
+        """Return the replay settings, with the environment variables of this project; `None` if there is no replay.
+
+        Raises `ConfigError` if no replay is asked for, but where it is to begin.
+        """
+        if not self.samples and self.begin != "start":
+            raise ConfigError("--replay-from says where replays begin; --replay asks for them, such as --replay 3")
         environment = {
             "project": settings.project,
             "home": str(settings.directory.parent),

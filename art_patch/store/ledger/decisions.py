@@ -152,12 +152,13 @@ def _put(
     connection.execute(update(tables.policies).where(_P.name == policy.name).values(state=state, metrics=merged))
     told = replace(cause, metrics={**cause.metrics, **(of_move or {})})
     _note_move(connection, policy.name, policy.state, state, told)
-    if state == "rejected" and policy.state != "retired":  # a retired policy has served, so it keeps its groups
-        _give_back(connection, policy.name)
+    # A retired policy has served, and one that is continued goes on: both keep their groups.
+    if state == "rejected" and policy.state != "retired" and not merged.get("gate", {}).get("may_be_continued"):
+        give_back(connection, policy.name)
     return replace(policy, state=state, metrics=merged)
 
 
-def _give_back(connection: Connection, policy: str) -> None:
+def give_back(connection: Connection, policy: str) -> None:
     """Return groups to `scored` that only rejected policies learned from; end those without enough runs or tries."""
     g, t, moves = tables.groups, tables.trainings, tables.promotions.c
     its = select(t.c.group_id).where(t.c.policy == policy)

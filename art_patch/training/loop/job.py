@@ -90,9 +90,10 @@ class TrainJob:
 
     base: str  # model directory or hub id of the base model
     base_sha256: str  # the base model's fingerprint, which is written into the manifest of the new policy
-    parent: Path | None  # adapter directory of the champion; `None` if the champion is the base model itself
+    parent: Path | None  # adapter directory of the policy that the update starts from; `None`: a new LoRA
     target: Path  # directory where the new policy is published, `adapters/NAME@STEP`
     config: TrainConfig  # settings of the update
+    champion: Path | None = None  # adapter directory of the champion; `None` if the champion is the base model itself
     groups: tuple[TrainGroup, ...] = ()  # to train on by the rewards of their siblings; equal rewards teach nothing
     demonstrations: tuple[Row, ...] = ()  # rows of answers to imitate
     # Rows of earlier runs with a high reward. If `config.rehearse_from` is set, each step on groups also imitates a few
@@ -103,11 +104,6 @@ class TrainJob:
     others: tuple[str, ...] = ()  # ids of trajectories that are in no group but from which some of the rows were made
     mean_reward: float | None = None  # of all scored trajectories, for progress lines; `None` if none was scored
     metrics: JSON = field(default_factory=dict[str, Any])  # counts for people: what it was made from, and left out
-
-    @property
-    def start(self) -> Path | None:
-        """Adapter directory of the policy that the update starts from; `None` for a new LoRA."""
-        return self.parent if self.config.start == "champion" else None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -206,6 +202,7 @@ def read_job(directory: Path) -> TrainJob | None:
     return TrainJob(
         **{name: facts[name] for name in _PLAIN},
         parent=None if facts["parent"] is None else Path(facts["parent"]),
+        champion=None if facts["champion"] is None else Path(facts["champion"]),
         target=Path(facts["target"]),
         config=TrainConfig(**settings | {"loss": LossConfig(**settings["loss"])}),
         groups=groups(facts["groups"]),
@@ -227,6 +224,7 @@ def _to_bytes(job: TrainJob) -> bytes:
     facts = {name: getattr(job, name) for name in _PLAIN} | {
         "format": _FORMAT,
         "parent": None if job.parent is None else str(job.parent),
+        "champion": None if job.champion is None else str(job.champion),
         "target": str(job.target),
         "config": asdict(job.config),
         "groups": _group_records(job.groups),

@@ -57,7 +57,7 @@ def require_machine(config: TrainConfig) -> None:
 def load(job: TrainJob, device: torch.device) -> Any:
     """Loads the base model with the LoRA that the update starts from, by the backend of this machine."""
     load_by = load_with_unsloth if backend_of(job.config) == "unsloth" else load_policy
-    return load_by(job.base, job.start, job.config, device=device)
+    return load_by(job.base, job.parent, job.config, device=device)
 
 
 def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device | None = None) -> Any:

@@ -123,12 +123,12 @@ def _computed(
     # The loss drops single tokens that are not finite. Where none is finite the model itself is broken.
     if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
         raise TrainingError(
-            f"the policy to start from ({job.start or job.base}) has no finite log-probability for what was recorded: "
+            f"the policy to start from ({job.parent or job.base}) has no finite log-probability for what was recorded: "
             "its weights are broken, or the dtype is too small; begin anew with start=base, or take dtype=float32"
         )
     # Before the first step the trained LoRA is still the policy at the start; only the reference must be loaded.
     if job.config.loss.kl_coefficient:
-        with as_reference(model, job.parent if job.config.reference == "champion" else None):
+        with as_reference(model, job.champion if job.config.reference == "champion" else None):
             scores["reference"] = _flat(scorer, asked["old"], tokens, ranks)
             scores["eval_reference"] = _flat(scorer, asked["eval_old"], tokens, ranks)
     return {name: values.cpu().numpy() for name, values in scores.items()}

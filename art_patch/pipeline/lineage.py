@@ -1,0 +1,80 @@
+"""Which policy an update starts from, which champion a candidate is tested against, and how far policies are apart.
+
+A candidate that its gate rejects only for lack of proof, because it seemed better than the champion, may be continued:
+the next update starts from it, and what both updates gained together is easier to prove. It never serves itself. After
+a candidate that did not seem better, the next update starts from the champion again. So a line of candidates of which
+none is better goes on by chance only, and every second one ends it. A line grows no longer than the champion's answers
+can teach: of a candidate that is too far from them, the one before is continued.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from art_patch.types import JSON, Policy
+
+if TYPE_CHECKING:
+    from art_patch.training import Start
+
+_SEEMS_BETTER, _CONTINUABLE = "seems_better", "may_be_continued"
+_MOST_FAR = 0.2  # share of its rows that a candidate may leave out because the champion's answers are far from it
+
+
+def marks(candidate: Policy, *, seems_better: bool) -> JSON:
+    """Return what the gate's metrics of a rejected candidate say about updates that might continue it."""
+    trained: JSON = candidate.metrics.get("train", {})
+    far, near = trained.get("far_rows", 0), trained.get("trained_rows", 0)
+    is_near = far <= _MOST_FAR * (far + near)
+    return {_SEEMS_BETTER: True, _CONTINUABLE: is_near} if seems_better else {}
+
+
+def is_continuable(policy: Policy) -> bool:
+    """Whether the policy was rejected, and the next update may start from it."""
+    return policy.state == "rejected" and bool(policy.metrics.get("gate", {}).get(_CONTINUABLE))
+
+
+def _seems_better(policy: Policy) -> bool:
+    return policy.state == "rejected" and bool(policy.metrics.get("gate", {}).get(_SEEMS_BETTER))
+
+
+def rival_of(policy: Policy, known: Mapping[str, Policy]) -> str | None:
+    """Return the name of the champion that a candidate is tested against: its first ancestor that was not continued."""
+    parent = policy.parent
+    while (above := known.get(parent or "")) is not None and is_continuable(above):
+        parent = above.parent
+    return parent
+
+
+def start_of(policies: Sequence[Policy], champion: Policy, start: "Start") -> tuple[Policy, tuple[Policy, ...]]:
+    """Return the policy that the next update starts from, and the candidates that are not continued any more.
+
+    `policies` are all of the store, oldest first; `start` is the setting of `TrainConfig`.
+    """
+    own = champion
+    if start == "base":
+        own = replace(champion, name=f"{champion.model}@0", path=None, parent=None, metrics={})
+    known = {policy.name: policy for policy in policies}
+    tried = [each for each in policies if each.name != champion.name and rival_of(each, known) == champion.name]
+    given_up = tuple(each for each in tried if is_continuable(each))
+    newest = next((each for each in reversed(tried) if is_continuable(each) or not _seems_better(each)), champion)
+    if start != "candidate" or not is_continuable(newest) or not newest.path or not Path(newest.path).is_dir():
+        return own, given_up
+    line = [newest]
+    while (above := known[line[-1].parent or ""]).name != champion.name:
+        line.append(above)
+    return newest, tuple(each for each in given_up if each not in line)
+
+
+def distances_to(champion: Policy, policies: Sequence[Policy]) -> dict[str, int]:
+    """Return how many updates lie between each policy and the champion; a policy of other origin is left out."""
+    parents = {policy.name: policy.parent for policy in policies}
+
+    def line(name: str | None) -> list[str]:
+        return [] if name is None else [name, *line(parents.get(name))]
+
+    # By lineage and not by number: rejected candidates have numbers too, and a policy that was rolled back has the
+    # larger one.
+    ours = {name: steps for steps, name in enumerate(line(champion.name))}
+    met = {name: next(((n, each) for n, each in enumerate(line(name)) if each in ours), None) for name in parents}
+    return {name: at[0] + ours[at[1]] for name, at in met.items() if at is not None}
