@@ -21,7 +21,7 @@ _SEEMS_BETTER, _CONTINUABLE = "seems_better", "may_be_continued"
 _MOST_FAR = 0.2  # share of its rows that a candidate may leave out because the champion's answers are far from it
 
 
-def marks(candidate: Policy, *, seems_better: bool) -> JSON:
+def marks(candidate: Policy, *, seems_better: bool) -> dict[str, bool]:
     """Return what the gate's metrics of a rejected candidate say about updates that might continue it."""
     trained: JSON = candidate.metrics.get("train", {})
     far, near = trained.get("far_rows", 0), trained.get("trained_rows", 0)
