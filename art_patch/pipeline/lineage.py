@@ -40,41 +40,47 @@ def _seems_better(policy: Policy) -> bool:
 
 def rival_of(policy: Policy, known: Mapping[str, Policy]) -> str | None:
     """Return the name of the champion that a candidate is tested against: its first ancestor that was not continued."""
-    parent = policy.parent
-    while (above := known.get(parent or "")) is not None and is_continuable(above):
-        parent = above.parent
-    return parent
+    # Not `is_continuable`, which ends when a line is given up.
+    line = _line(policy.parent, known)
+    return next((name for name in line if name not in known or not _seems_better(known[name])), None)
 
 
 def start_of(policies: Sequence[Policy], champion: Policy, start: "Start") -> tuple[Policy, tuple[Policy, ...]]:
     """Return the policy that the next update starts from, and the candidates that are not continued any more.
 
-    `policies` are all of the store, oldest first; `start` is the setting of `TrainConfig`.
+    `policies` are all of the store, oldest first; `start` is the setting of `TrainConfig`. Candidates of former
+    champions are not continued either, unless the champion goes on from them.
     """
     own = champion
     if start == "base":
         own = replace(champion, name=f"{champion.model}@0", path=None, parent=None, metrics={})
     known = {policy.name: policy for policy in policies}
     tried = [each for each in policies if each.name != champion.name and rival_of(each, known) == champion.name]
-    given_up = tuple(each for each in tried if is_continuable(each))
+    line = set(_line(champion.name, known))
+    ours = (each for each in policies if each.model == champion.model)  # others may be another agent's
+    given_up = tuple(each for each in ours if is_continuable(each) and each.name not in line)
     newest = next((each for each in reversed(tried) if is_continuable(each) or not _seems_better(each)), champion)
     if start != "candidate" or not is_continuable(newest) or not newest.path or not Path(newest.path).is_dir():
         return own, given_up
-    line = [newest]
-    while (above := known[line[-1].parent or ""]).name != champion.name:
-        line.append(above)
-    return newest, tuple(each for each in given_up if each not in line)
+    line = set(_line(newest.name, known))
+    return newest, tuple(each for each in given_up if each.name not in line)
+
+
+def _line(name: str | None, known: Mapping[str, Policy]) -> list[str]:
+    """Return the name and those of all ancestors, the nearest first."""
+    line: dict[str, None] = {}
+    # A name comes once, so that a store with parents in a circle blocks no cycle.
+    while name is not None and name not in line:
+        line[name] = None
+        name = known[name].parent if name in known else None
+    return list(line)
 
 
 def distances_to(champion: Policy, policies: Sequence[Policy]) -> dict[str, int]:
     """Return how many updates lie between each policy and the champion; a policy of other origin is left out."""
-    parents = {policy.name: policy.parent for policy in policies}
-
-    def line(name: str | None) -> list[str]:
-        return [] if name is None else [name, *line(parents.get(name))]
-
+    known = {policy.name: policy for policy in policies}
     # By lineage and not by number: rejected candidates have numbers too, and a policy that was rolled back has the
     # larger one.
-    ours = {name: steps for steps, name in enumerate(line(champion.name))}
-    met = {name: next(((n, each) for n, each in enumerate(line(name)) if each in ours), None) for name in parents}
+    ours = {name: steps for steps, name in enumerate(_line(champion.name, known))}
+    met = {name: next(((n, each) for n, each in enumerate(_line(name, known)) if each in ours), None) for name in known}
     return {name: at[0] + ours[at[1]] for name, at in met.items() if at is not None}

@@ -74,8 +74,12 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
     if won:
         return _promote(run, champion, candidate, reason, metrics)
     if run.config.train.start == "candidate" and verdict.seems_better and present.name == champion.name:
-        metrics = {"gate": dict(metrics["gate"]) | marks(candidate, seems_better=True)}
-        reason += "; it seems better, so updates go on from there"
+        told = marks(candidate, seems_better=True)
+        metrics = {"gate": dict(metrics["gate"]) | told}
+        where = "it seems better, so updates go on from there"
+        if not told["may_be_continued"]:
+            where = f"it seems better, but is far from what {champion.name} answers, so updates go on from before it"
+        reason += f"; {where}"
     promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
     return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
 

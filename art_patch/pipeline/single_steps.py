@@ -7,7 +7,7 @@ rewards, so no judge is used, and the new policy is promoted without a gate.
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,10 +102,14 @@ def run_explicit_update(
 ) -> ExplicitUpdate:
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
+    It starts from the champion, or anew if `config.start` is "base", and never from a candidate that a gate rejected.
     `evaluation` has ids of groups that are never trained on; every `config.eval_steps` steps they measure the update.
     Raises as `TrainableModel.train` does. If the engine refuses the new policy for good, it is rejected.
     """
     training.require_evaluation(config, evaluation)
+    # No gate tests the new policy, so it must not go on from one that a gate has rejected.
+    if config.start == "candidate":
+        config = replace(config, start="champion")
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ledger, read = held.store.ledger, held.store.read
         champion = ledger.champion()

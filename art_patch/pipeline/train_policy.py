@@ -80,8 +80,9 @@ def train_groups(
 def _start(run: Cycle, champion: Policy) -> Policy:
     """Return the policy that the update starts from; the groups of candidates that are given up may be used again."""
     start, given_up = start_of(run.store.ledger.policies(), champion, run.config.train.start)
-    for each in given_up:
-        run.store.ledger.give_back(each.name)
+    # The newest first: one from which another goes on is not given up before that other.
+    for each in reversed(given_up):
+        run.store.ledger.give_up(each.name)
     return start
 
 
@@ -97,6 +98,10 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
         # A store that fails here must not hide the error that ended the update.
         with suppress(ArtPatchError):
             run.store.ledger.note_attempt(key, policy=job.target.name, took_s=took_s, why=why, who=run.who)
+            # An update that was dropped, as its files were, would be dropped in every later cycle, too. If it continued
+            # a candidate, the next one starts elsewhere: all that the champion answers may be too far from this one.
+            if isinstance(error, TrainingError) and not directory.exists():
+                run.store.ledger.give_up(run.metrics["train"]["start"])
         raise
     run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
     candidate = replace(

@@ -64,8 +64,9 @@ class TrainConfig:
         lr_schedule: Learning rate after the warm-up of a phase: "constant", or falling to 0 at the end of the phase,
             "linear" or as a "cosine". With `total_steps` the phase ends earlier, and the rate falls faster.
         start: "candidate" continues the newest candidate, if its gate rejected it only for lack of proof, else the
-            champion's LoRA. "champion" always continues the champion's. "base" begins a new one: everything that
-            earlier updates learned is lost, good and bad.
+            champion's LoRA; an update from a script, which no gate tests, takes the champion's. "champion" always
+            continues the champion's. "base" begins a new one: everything that earlier updates learned is lost, good and
+            bad.
         lora_rank: Rank of a new LoRA; it must not exceed the largest rank that the server was started with. A LoRA that
             is continued keeps its own rank.
         lora_alpha: Scale of a new LoRA. A LoRA that is continued keeps its own scale.

@@ -10,9 +10,10 @@ import pytest
 
 from art_patch.errors import ConfigError, EngineError, StoreError
 from art_patch.gate import GateConfig, Verdict
-from art_patch.pipeline import evaluate
+from art_patch.pipeline import evaluate, run_explicit_update, train_policy
 from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.store import Store
+from art_patch.training import TrainConfig
 from art_patch.types import Policy
 from tests.support.ruled_gate import COUNT, RuledEngine, RuledJudge, Says, rates, says
 
@@ -103,3 +104,23 @@ def test_who_is_not_there_or_the_same_is_named(ledger: Store, tmp_path: Path):
     ):
         with pytest.raises(error, match=words):
             compared(ledger, tmp_path, policy, against)
+
+
+@pytest.mark.parametrize(("asked", "done"), [("candidate", "champion"), ("champion", "champion"), ("base", "base")])
+def test_an_update_by_hand_never_continues_what_a_gate_rejected(
+    ledger: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any, done: str
+):
+    # It serves without a gate.
+    seen: list[str] = []
+
+    def train_groups(run: Any, *_: Any, **__: Any) -> tuple[None, str]:
+        run.metrics["train"] = {}
+        seen.append(run.config.train.start)
+        return None, "nothing"
+
+    monkeypatch.setattr(train_policy, "train_groups", train_groups)
+    run_explicit_update(
+        ledger, LoadingEngine(says), tmp_path / "adapters", TrainConfig(start=asked), [],  # type: ignore[arg-type]
+        who="test", progress=lambda *_: None,
+    )  # fmt: skip
+    assert seen == [done]

@@ -81,8 +81,9 @@ def test_a_directory_without_a_job_is_nobodys(tmp_path: Path):
     assert read_job(tmp_path) is None
 
 
-def test_a_job_of_another_release_says_so(tmp_path: Path):
-    job_files.write_file(tmp_path / JOB, job_files.file_content({}, {"format": 0}))
+@pytest.mark.parametrize("format", [0, 7])  # 7: without the champion
+def test_a_job_of_another_release_says_so(tmp_path: Path, format: int):
+    job_files.write_file(tmp_path / JOB, job_files.file_content({}, {"format": format}))
     with pytest.raises(TrainingError, match="another release; delete it"):
         read_job(tmp_path)
 

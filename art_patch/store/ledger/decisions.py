@@ -152,28 +152,61 @@ def _put(
     connection.execute(update(tables.policies).where(_P.name == policy.name).values(state=state, metrics=merged))
     told = replace(cause, metrics={**cause.metrics, **(of_move or {})})
     _note_move(connection, policy.name, policy.state, state, told)
+    moved = replace(policy, state=state, metrics=merged)
     # A retired policy has served, and one that is continued goes on: both keep their groups.
-    if state == "rejected" and policy.state != "retired" and not merged.get("gate", {}).get("may_be_continued"):
+    if state == "rejected" and policy.state != "retired" and not _may_be_continued(moved):
         give_back(connection, policy.name)
-    return replace(policy, state=state, metrics=merged)
+    return moved
+
+
+def _may_be_continued(policy: Policy) -> bool:
+    return bool(policy.metrics.get("gate", {}).get("may_be_continued"))
+
+
+def give_up(connection: Connection, name: str) -> None:
+    """Continue a rejected candidate no more, unless one that goes on from it may yet serve; its groups are used again.
+
+    For good: an update that continued it after all would learn from its groups twice.
+    """
+    policy = policy_of(connection, name)
+    if policy is None or not _may_be_continued(policy) or name not in _ended(connection, name):
+        return
+    metrics = dict(policy.metrics) | {"gate": policy.metrics["gate"] | {"may_be_continued": False}}
+    connection.execute(update(tables.policies).where(_P.name == name).values(metrics=metrics))
+    give_back(connection, name)
+
+
+def _ended(connection: Connection, name: str) -> set[str]:
+    """Return the policies that never serve and in no other policy go on; `name` is not continued any more."""
+    policies, moves = policies_where(connection), tables.promotions.c
+    # A policy that served once may be served again by a rollback.
+    served = set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))
+    served |= {each.name for each in policies if each.state != "rejected"}
+    going_on = served | {each.name for each in policies if _may_be_continued(each) and each.name != name}
+    parents = {each.name: each.parent for each in policies}
+    # What they started from is in their weights.
+    for each in tuple(going_on):
+        above = parents.get(each)
+        while above is not None and above not in going_on:
+            going_on.add(above)
+            above = parents.get(above)
+    return parents.keys() - going_on
 
 
 def give_back(connection: Connection, policy: str) -> None:
-    """Return groups to `scored` that only rejected policies learned from; end those without enough runs or tries."""
-    g, t, moves = tables.groups, tables.trainings, tables.promotions.c
+    """Return groups to `scored` that only policies learned from that ended; end those without enough runs or tries."""
+    g, t = tables.groups, tables.trainings
     its = select(t.c.group_id).where(t.c.policy == policy)
     learned = connection.scalars(select(g.c.id).where(g.c.id.in_(its), g.c.state == "trained").order_by(g.c.id)).all()
-    given_up = set(connection.scalars(select(_P.name).where(_P.state == "rejected")))
-    # A policy that served once may be served again by a rollback, so its groups stay trained.
-    given_up -= set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))
+    ended = _ended(connection, policy)
     run = tables.trajectories.c
     learners: dict[str, set[str]] = defaultdict(set)
     for group, learner in rows_in(connection, select(t.c.group_id, t.c.policy), t.c.group_id, learned):
         learners[group].add(learner)
     runs = Counter(group for (group,) in rows_in(connection, select(run.group_id), run.group_id, learned))
     for group in learned:
-        # Another policy that learned from the group may still serve, and would learn from it twice.
-        if not learners[group] <= given_up:
+        # Another policy that learned from the group may still serve or be continued, and would learn from it twice.
+        if not learners[group] <= ended:
             continue
         state, reason = "scored", f"{policy} was rejected"
         if runs[group] < 2:

@@ -169,8 +169,8 @@ class Ledger(Part):
 
         If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
         three rejected candidates learned from it, or `dead` if fewer than two of its runs are left; neither is used
-        again. It stays `trained` if another policy that learned from it has served or may still serve, or if the gate
-        said that the next update may continue the rejected candidate.
+        again. It stays `trained` if another policy that learned from it, or goes on from one that did, has served or
+        may still serve, or if the gate said that the next update may continue the rejected candidate.
 
         A change from `canary` to `canary` sets another share of the sessions and continues the test. Each change to
         `canary` records `percent_before` and `percent`.
@@ -190,10 +190,13 @@ class Ledger(Part):
         with self._deciding() as connection:
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent)
 
-    def give_back(self, policy: str) -> None:
-        """Have the groups of a rejected candidate used again, as `move` does of one that may not be continued."""
+    def give_up(self, policy: str) -> None:
+        """Continue a rejected candidate no more; its groups are used again, as `move` has it of other candidates.
+
+        Nothing changes if a policy that goes on from it has served, may yet serve, or may itself be continued.
+        """
         with self._deciding() as connection:
-            decisions.give_back(connection, policy)
+            decisions.give_up(connection, policy)
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
         """Record that a candidate won its gate and waits for a person; `StoreError` if there is no such candidate."""

@@ -40,7 +40,7 @@ from art_patch.training.losses.loss_config import LossConfig, weights_of_kinds
 from art_patch.types import JSON
 
 JOB = "job.safetensors"
-_FORMAT = 7  # raised when older files can no longer be read
+_FORMAT = 8  # raised when older files can no longer be read
 _FACTS = "art_patch"  # the JSON object's key in the header
 
 Arrays = Mapping[str, np.typing.NDArray[Any]]
