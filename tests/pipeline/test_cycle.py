@@ -16,14 +16,14 @@ from art_patch.promotion import ensure_loaded, promote
 from art_patch.promotion.transitions import rollback
 from art_patch.rewards import Judge
 from art_patch.serving import EngineClient
-from art_patch.training import TrainConfig
 from art_patch.types import Score
 from tests.support.cycles import CONFIG, QUESTIONS, WORDS, Dies, Place, eager, is_foreign
 
 
 def test_a_cycle_trains_gates_and_promotes_and_the_next_goes_on_from_there(place: Place, judge: Judge):
     place.traffic(siblings=8, questions=[*QUESTIONS, *(f"how much is a {word}?" for word in WORDS)])
-    hard = TrainConfig(learning_rate=6e-2, epochs=8, minibatches=1, lora_rank=4, warmup_steps=0)
+    # As in `CONFIG`, without bounds of its distance: within them a random model gains less than this gate can prove.
+    hard = replace(CONFIG.train, learning_rate=6e-2, epochs=8, minibatches=1)
     with serve_stand_in_judge(is_foreign) as url:
         foreign = Judge(STAND_IN_MODEL, base_url=url, api_key="none")
         # Eight samples a turn left the bound two standard deviations from zero: a run in ten was rejected.
