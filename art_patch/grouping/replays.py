@@ -150,21 +150,15 @@ def branch_group(
     # Of cycles that were killed, with other settings, there may be repetitions from the start or from another turn. In
     # those, calls before this turn were sampled, too, which the comparison says nothing about.
     begun = {
-        call.id: those
+        call.id: tuple(run for run in repeated if run.info.metadata.get(REPLAY_FROM) == call.id and _passed(run, call))
         for call in original.calls
-        if (
-            those := tuple(
-                run for run in repeated if run.info.metadata.get(REPLAY_FROM) == call.id and _passed(run, call)
-            )
-        )
     }
-    if not begun:
+    at = max(original.calls, key=lambda call: len(begun[call.id]))
+    if not begun[at.id]:
         return None
-    at = max((call for call in original.calls if call.id in begun), key=lambda call: len(begun[call.id]))
     key, source = new_id(), original.info
-    info = replace(
-        source, id=key, origin="branch", metadata={k: v for k, v in source.metadata.items() if k != REPLAY}
-    )  # fmt: skip
+    metadata = {name: value for name, value in source.metadata.items() if name != REPLAY}
+    info = replace(source, id=key, origin="branch", metadata=metadata)
     after = original.calls[original.calls.index(at) :]
     calls = (replace(each, id=new_id(), trajectory_id=key, span_id=None, shadow_of=each.id) for each in after)
     own = (score for score in original.scores if score.group_id is None)

@@ -12,26 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art_patch.types import JSON, Policy
+from art_patch.types import CONTINUABLE, JSON, Policy
 
 if TYPE_CHECKING:
     from art_patch.training import Start
 
-_SEEMS_BETTER, _CONTINUABLE = "seems_better", "may_be_continued"
+_SEEMS_BETTER = "seems_better"
 _MOST_FAR = 0.2  # share of its rows that a candidate may leave out because the champion's answers are far from it
 
 
-def marks(candidate: Policy, *, seems_better: bool) -> dict[str, bool]:
-    """Return what the gate's metrics of a rejected candidate say about updates that might continue it."""
+def marks(candidate: Policy) -> dict[str, bool]:
+    """Return what the gate's metrics say of a rejected candidate that seemed better, for the updates after it."""
     trained: JSON = candidate.metrics.get("train", {})
     far, near = trained.get("far_rows", 0), trained.get("trained_rows", 0)
-    is_near = far <= _MOST_FAR * (far + near)
-    return {_SEEMS_BETTER: True, _CONTINUABLE: is_near} if seems_better else {}
-
-
-def is_continuable(policy: Policy) -> bool:
-    """Whether the policy was rejected, and the next update may start from it."""
-    return policy.state == "rejected" and bool(policy.metrics.get("gate", {}).get(_CONTINUABLE))
+    return {_SEEMS_BETTER: True, CONTINUABLE: far <= _MOST_FAR * (far + near)}
 
 
 def _seems_better(policy: Policy) -> bool:
@@ -40,7 +34,7 @@ def _seems_better(policy: Policy) -> bool:
 
 def rival_of(policy: Policy, known: Mapping[str, Policy]) -> str | None:
     """Return the name of the champion that a candidate is tested against: its first ancestor that was not continued."""
-    # Not `is_continuable`, which ends when a line is given up.
+    # Not `may_be_continued`, which ends when a line is given up.
     line = _line(policy.parent, known)
     return next((name for name in line if name not in known or not _seems_better(known[name])), None)
 
@@ -58,9 +52,9 @@ def start_of(policies: Sequence[Policy], champion: Policy, start: "Start") -> tu
     tried = [each for each in policies if each.name != champion.name and rival_of(each, known) == champion.name]
     line = set(_line(champion.name, known))
     ours = (each for each in policies if each.model == champion.model)  # others may be another agent's
-    given_up = tuple(each for each in ours if is_continuable(each) and each.name not in line)
-    newest = next((each for each in reversed(tried) if is_continuable(each) or not _seems_better(each)), champion)
-    if start != "candidate" or not is_continuable(newest) or not newest.path or not Path(newest.path).is_dir():
+    given_up = tuple(each for each in ours if each.may_be_continued and each.name not in line)
+    newest = next((each for each in reversed(tried) if each.may_be_continued or not _seems_better(each)), champion)
+    if start != "candidate" or not newest.may_be_continued or not newest.path or not Path(newest.path).is_dir():
         return own, given_up
     line = set(_line(newest.name, known))
     return newest, tuple(each for each in given_up if each.name not in line)

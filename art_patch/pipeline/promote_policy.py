@@ -19,7 +19,7 @@ from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome
 from art_patch.pipeline.lineage import marks
 from art_patch.serving import EngineClient
 from art_patch.store import Store
-from art_patch.types import JSON, Policy, PolicyState
+from art_patch.types import CONTINUABLE, JSON, Policy, PolicyState
 
 EVERY_S = 5.0  # seconds between two comparisons of the policy under test with the champion
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
@@ -74,10 +74,10 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
     if won:
         return _promote(run, champion, candidate, reason, metrics)
     if run.config.train.start == "candidate" and verdict.seems_better and present.name == champion.name:
-        told = marks(candidate, seems_better=True)
+        told = marks(candidate)
         metrics = {"gate": dict(metrics["gate"]) | told}
         where = "it seems better, so updates go on from there"
-        if not told["may_be_continued"]:
+        if not told[CONTINUABLE]:
             where = f"it seems better, but is far from what {champion.name} answers, so updates go on from before it"
         reason += f"; {where}"
     promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason, metrics=metrics)

@@ -85,17 +85,21 @@ def replay(run: Cycle, found: grouping.Grouping) -> tuple[str, ...]:
             work.processes.end()
     metrics |= {"replayed": len(ended), "raised": counts["raised"], "lost": counts["lost"], "left": left}
     if config.begin != "start":
-        branched = _keep_branches(run, lonely, found.keys)
+        branched = _keep_branches(run, lonely, found.keys, ids)
         metrics |= {"other_way": counts["other way"], "groups": len(branched)}
         ended += branched
     return tuple(ended)
 
 
-def _keep_branches(run: Cycle, lonely: Sequence[Trajectory], keys: Mapping[str, str]) -> list[str]:
-    """Group each run with those that began at one of its turns, in this cycle or before; return the ids of these."""
-    ids = [replay_id(one.id, n) for one in lonely if grouping.offer_of(one) for n in range(1, MOST_REPLAYS + 1)]
+def _keep_branches(
+    run: Cycle, lonely: Sequence[Trajectory], keys: Mapping[str, str], replays: Sequence[str]
+) -> list[str]:
+    """Group each of these runs with those `replays` that began at one of its turns; return the ids of the runs.
+
+    `replays` are the ids that replays of the runs have, of this cycle or one before.
+    """
     repeated: dict[str | None, list[Trajectory]] = defaultdict(list)
-    for again in run.store.read.ungrouped(settled_before=-math.inf, ended=ids):
+    for again in run.store.read.ungrouped(settled_before=-math.inf, ended=replays):
         # A file of runs may have brought one of these ids, but says nothing of what it repeats.
         repeated[again.info.metadata.get("replay_of")].append(again)
     branched: list[str] = []

@@ -62,16 +62,22 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
     if run.config.train.eval_steps is not None:
         # The newest ones. They are never learned from.
         evaluation = run.store.read.groups(state="formed", held_out=True, limit=_EVALUATED)
-    return train_groups(run, champion, groups, evaluation=evaluation)
+    return train_groups(run, champion, groups, start=start, evaluation=evaluation)
 
 
 def train_groups(
-    run: Cycle, champion: Policy, groups: Sequence[Group], *, evaluation: Sequence[Group] = ()
+    run: Cycle,
+    champion: Policy,
+    groups: Sequence[Group],
+    *,
+    start: Policy | None = None,
+    evaluation: Sequence[Group] = (),
 ) -> tuple[Policy | None, str]:
     """Train like `train`, on these scored groups; `evaluation`: groups on which the update only measures itself."""
+    start = start or _start(run, champion)
     # The name is taken before the update, so that a killed update and its continuation have one name.
     target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
-    job = make_job(run, champion, groups, target, start=_start(run, champion), evaluation=evaluation)
+    job = make_job(run, champion, groups, target, start=start, evaluation=evaluation)
     if job is None:
         return None, "no group teaches anything: every group was scored alike, or is too old or not exact"
     return _run_job(run, champion, job), ""

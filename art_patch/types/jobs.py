@@ -95,6 +95,10 @@ class TrainedRow:
     weight: float = 1.0  # factor of the answer's loss; 1 unless the update gives its answers different weights
 
 
+CONTINUABLE = "may_be_continued"
+"""Name in the gate's metrics of a rejected candidate that the next update may start from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A base model with a LoRA adapter after some number of updates. Its weights never change, only its state does."""
@@ -112,6 +116,11 @@ class Policy:
     def model(self) -> str:
         """The part `NAME` of the policy's name `NAME@STEP`, which all policies of an agent share."""
         return self.name.rpartition("@")[0]
+
+    @property
+    def may_be_continued(self) -> bool:
+        """Whether its gate rejected it only for lack of proof, so that the next update may start from it."""
+        return self.state == "rejected" and bool(self.metrics.get("gate", {}).get(CONTINUABLE))
 
     @property
     def step(self) -> int:

@@ -287,7 +287,7 @@ class World:
                 best = reached
             else:
                 # What a gate says of one that seems better.
-                gate = {"gate": marks(candidate, seems_better=gives_back and reached > best)}
+                gate = {"gate": marks(candidate)} if gives_back and reached > best else {}
                 reject(
                     ledger, self.client, candidate.name, who="benchmark", reason="chance, or not better", metrics=gate
                 )

@@ -14,8 +14,8 @@ by `promotion.evidence_of` and `promotion.decide` as they are shipped. What was 
 end of a draw with a fixed share tells of all looks before. An estimate meets its target if it is at most the target and
 two standard errors.
 
-- `equal_ended_worst`: equal policies that were rolled back or promoted within a day, worst of the truths in `EQUAL`,
-  with 500 sessions a day (`--a-day 5000` for more), and 5 % and 20 % of them for the canary.
+- `equal_ended_worst`: equal policies whose test ended within a day, for whichever reason, worst of the truths in
+  `EQUAL`, with 500 sessions a day (`--a-day 5000` for more), and 5 % and 20 % of them for the canary.
   `equal_promoted_rewritten`: the same where sessions of ten runs are scored over hours, in part again and again.
 - `fallback_gain`: a policy that leaves its hardest tenth of the sessions to upstream, which rescues them all: how much
   better its mean reward seems than if it had answered them itself.
@@ -332,7 +332,7 @@ def main() -> None:
     parser.add_argument("--only", default="equal,harm,better,gate,learning")
     arguments = parser.parse_args()
     chosen, metrics = arguments.only.split(","), dict[str, float]()
-    # A draw makes no cycles, and looking for some takes a third of its time.
+    # No objects of a draw refer to each other in a circle, and looking for such takes a third of its time.
     with get_context("spawn").Pool(initializer=gc.disable) as pool:
         if "equal" in chosen:
             metrics |= equal(pool, arguments.draws, arguments.a_day, arguments.truths)

@@ -59,9 +59,8 @@ def test_of_one_that_is_too_far_the_one_before_is_continued(policy: Any):
         ({"far_rows": 1, "trained_rows": 4}, True),
         ({"far_rows": 1, "trained_rows": 3}, False),
     ):
-        told = marks(policy(3, 1, metrics={"train": rows}), seems_better=True)
+        told = marks(policy(3, 1, metrics={"train": rows}))
         assert told == {"seems_better": True, "may_be_continued": is_near}
-    assert marks(one, seems_better=False) == {}
 
 
 def test_what_went_wrong_ends_the_line(policy: Any):
@@ -140,7 +139,7 @@ class Line:
         made = Policy(name, "base", "sha", "candidate", float(step) + 1e10, str(path), f"agent@{parent}")
         self.store.ledger.add_candidate(made, trained_on=groups, who="test")
         if state != "candidate":
-            gate = {"gate": marks(made, seems_better=seems)} if state == "rejected" else {}
+            gate = {"gate": marks(made)} if state == "rejected" and seems else {}
             self.store.ledger.move(name, state, who="test", reason="", metrics=gate)
         return name
 

@@ -282,11 +282,16 @@ def test_a_run_is_repeated_from_one_of_its_turns(how: str, app: App, judge: Judg
     assert app.place.store.read.groups(state="scored") == ()
 
 
+def from_the_last_turn(app: App, judge: Judge, *arguments: str) -> Any:
+    """Record a run, and what a cycle tells of its repetitions that begin at its last turn."""
+    app.run(*arguments)
+    config = app.config(begin="last")
+    return cycle(app, judge, config, holdout_share=0.0, min_groups=99, resample=None).metrics["replay"]
+
+
 @pytest.mark.slow
 def test_calls_of_other_runs_inside_the_function_do_not_lead_astray(app: App, judge: Judge):
-    app.run("helped", "how many plums?")
-    report = cycle(app, judge, app.config(begin="last"), holdout_share=0.0, min_groups=99, resample=None)
-    metrics = report.metrics["replay"]
+    metrics = from_the_last_turn(app, judge, "helped", "how many plums?")
     assert (metrics["replayed"], metrics["other_way"], metrics["groups"]) == (2, 0, 1), metrics
 
 
@@ -319,9 +324,7 @@ def test_what_a_killed_cycle_repeated_is_used_once(app: App, judge: Judge):
 
 @pytest.mark.slow
 def test_a_run_that_takes_another_way_before_its_turn_is_stopped_there(app: App, judge: Judge):
-    app.run("turns", "what does the clock say?")
-    report = cycle(app, judge, app.config(begin="last"), holdout_share=0.0, min_groups=99, resample=None)
-    metrics = report.metrics["replay"]
+    metrics = from_the_last_turn(app, judge, "turns", "what does the clock say?")
     assert (metrics["replayed"], metrics["other_way"], metrics["groups"]) == (0, 2, 0), metrics
     # Neither asked a policy, so nothing was recorded of them but why.
     again = [run for run in app.runs if "replayed" in run.info.tags]

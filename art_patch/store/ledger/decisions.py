@@ -20,7 +20,7 @@ from art_patch.store.backends.database import Database, decide_alone
 from art_patch.store.ledger.route import ROUTE_KEY
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import EVERY_AGENT, tables
-from art_patch.types import CHALLENGERS, JSON, Policy, PolicyState, check_move
+from art_patch.types import CHALLENGERS, CONTINUABLE, JSON, Policy, PolicyState, check_move
 
 # Reason for rejecting a challenger when another policy is promoted, or a rollback happens, during its test.
 OVERTAKEN = "the champion changed while it was tested"
@@ -154,13 +154,9 @@ def _put(
     _note_move(connection, policy.name, policy.state, state, told)
     moved = replace(policy, state=state, metrics=merged)
     # A retired policy has served, and one that is continued goes on: both keep their groups.
-    if state == "rejected" and policy.state != "retired" and not _may_be_continued(moved):
-        give_back(connection, policy.name)
+    if state == "rejected" and policy.state != "retired" and not moved.may_be_continued:
+        _give_back(connection, policy.name)
     return moved
-
-
-def _may_be_continued(policy: Policy) -> bool:
-    return bool(policy.metrics.get("gate", {}).get("may_be_continued"))
 
 
 def give_up(connection: Connection, name: str) -> None:
@@ -169,11 +165,11 @@ def give_up(connection: Connection, name: str) -> None:
     For good: an update that continued it after all would learn from its groups twice.
     """
     policy = policy_of(connection, name)
-    if policy is None or not _may_be_continued(policy) or name not in _ended(connection, name):
+    if policy is None or not policy.may_be_continued or name not in _ended(connection, name):
         return
-    metrics = dict(policy.metrics) | {"gate": policy.metrics["gate"] | {"may_be_continued": False}}
+    metrics = dict(policy.metrics) | {"gate": policy.metrics["gate"] | {CONTINUABLE: False}}
     connection.execute(update(tables.policies).where(_P.name == name).values(metrics=metrics))
-    give_back(connection, name)
+    _give_back(connection, name)
 
 
 def _ended(connection: Connection, name: str) -> set[str]:
@@ -182,7 +178,7 @@ def _ended(connection: Connection, name: str) -> set[str]:
     # A policy that served once may be served again by a rollback.
     served = set(connection.scalars(select(moves.policy).where(moves.to_state == "champion")))
     served |= {each.name for each in policies if each.state != "rejected"}
-    going_on = served | {each.name for each in policies if _may_be_continued(each) and each.name != name}
+    going_on = served | {each.name for each in policies if each.may_be_continued and each.name != name}
     parents = {each.name: each.parent for each in policies}
     # What they started from is in their weights.
     for each in tuple(going_on):
@@ -193,7 +189,7 @@ def _ended(connection: Connection, name: str) -> set[str]:
     return parents.keys() - going_on
 
 
-def give_back(connection: Connection, policy: str) -> None:
+def _give_back(connection: Connection, policy: str) -> None:
     """Return groups to `scored` that only policies learned from that ended; end those without enough runs or tries."""
     g, t = tables.groups, tables.trainings
     its = select(t.c.group_id).where(t.c.policy == policy)
