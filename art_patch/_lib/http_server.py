@@ -113,7 +113,8 @@ def serve(
 
     Args:
         drain_s: seconds within which running requests may finish after the server was told to stop; at least 1.
-        stop: the server ends when this event is set; for a server in a thread, which signals do not reach.
+        stop: the server ends when this event is set; for a server in a thread, which signals do not reach. A server
+            that a signal ends sets it, before it closes any connection.
         before: runs on the event loop before the first request; `serve` raises its errors.
         after: runs on the event loop after the last request, and also if `before` failed.
 
@@ -255,7 +256,8 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish running requests, then run `after`."""
+        """Set `stop`, finish running requests, then run `after`."""
+        self._stop.set()
         try:
             await super().shutdown(sockets)
         finally:

@@ -203,7 +203,8 @@ def watch(
         try:
             report = watch_once(store, engine, config, who=who)
         except ArtPatchError as error:
-            if str(error) != trouble:  # a server that is down for the night is one line
+            # A server that is down for the night is one line, and one that is being stopped is none.
+            if str(error) != trouble and not stop.is_set():
                 log.warning("the challenger was not looked at: %s", error)
             trouble = str(error)
         else:

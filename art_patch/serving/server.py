@@ -132,7 +132,7 @@ def run_server(
 ) -> None:
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
-    `api_key`, `admin_key`, `serves` and `max_body` are those of `build_app`.
+    If a signal ends it, it sets `stop` first. `api_key`, `admin_key`, `serves` and `max_body` are those of `build_app`.
 
     Args:
         names: other host names of this server, such as that of a reverse proxy in front of it.

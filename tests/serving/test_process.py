@@ -11,12 +11,14 @@ from pathlib import Path
 from threading import Thread
 
 SERVE = """
-import sys, torch
+import sys, threading, torch
 torch.set_num_threads(1)
 from art_patch.serving.embedded.engine import EmbeddedEngine
 from art_patch.serving.server import run_server
 engine = EmbeddedEngine.from_pretrained(sys.argv[1], adapters_root=sys.argv[2])
-run_server(engine, port=0, on_ready=lambda url: print(url, flush=True))
+stop = threading.Event()
+threading.Thread(target=lambda: (stop.wait(), print("ends", flush=True)), daemon=True).start()
+run_server(engine, port=0, on_ready=lambda url: print(url, flush=True), stop=stop)
 print("returned", engine.healthy, flush=True)
 """
 
@@ -34,6 +36,8 @@ def test_sigterm_finishes_what_runs_and_returns(base_dir: Path, adapters: Path) 
         with urllib.request.urlopen(request, timeout=60) as response:
             response.readline()  # it runs
             process.send_signal(signal.SIGTERM)
+            # Threads that ask this server learn that it ends before it refuses them.
+            assert process.stdout.readline() == "ends\n"
             text = response.read().decode()
         assert text.count("token_ids") == 400
         assert text.endswith("data: [DONE]\n\n")

@@ -140,8 +140,8 @@ def serve(
         champion, *spare = promotion.wanted(opened.ledger)
         serving.run_server(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
-            policies=(champion,), spare=spare, on_ready=on_ready, serves=partial(_serves, opened.ledger),
-            max_body=max_body_mib << 20,
+            policies=(champion,), spare=spare, on_ready=on_ready, stop=stop,
+            serves=partial(_serves, opened.ledger), max_body=max_body_mib << 20,
         )  # fmt: skip
     finally:
         stop.set()
