@@ -9,7 +9,6 @@ champion by at most `max_worse` on the user's suite and checks.
 """
 
 from art_patch.gate.collapse import collapse_findings, failed_runs
-from art_patch.gate.gains import Gain, agreement, gains_in_words, normal_gain, paired_gain
 from art_patch.gate.paired_test import (
     NO_USERS, CollapseConfig, Finding, GateConfig, Judged, Pair, lower_bound, merge_orders, not_worse, once_in,
 )
@@ -17,4 +16,6 @@ from art_patch.gate.turns import (
     PREFIX, Answered, BlindComparison, Given, HeldOut, Repeated, Turn, answered_in, blind_answers, blind_runs,
     data_hash, held_out_turns, new_users, read_suite, speaks_of,
 )
-from art_patch.gate.verdict import Verdict, decide, false_promotions, with_findings
+from art_patch.gate.verdict import (
+    Gain, Verdict, agreement, decide, false_promotions, gains_in_words, normal_gain, paired_gain, with_findings,
+)

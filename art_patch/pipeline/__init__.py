@@ -7,8 +7,8 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.pipeline.base_check import check_base
-    from art_patch.pipeline.clean_up import forget_unfinished, prune
-    from art_patch.pipeline.cycle import retrain
+    from art_patch.pipeline.carry_over import forget_unfinished
+    from art_patch.pipeline.cycle import prune, retrain
     from art_patch.pipeline.cycle_lock import project_lock
     from art_patch.pipeline.cycle_run import LONG, CycleConfig, CycleReport, Run, metrics_line
     from art_patch.pipeline.promote_policy import WatchReport, watch, watch_once

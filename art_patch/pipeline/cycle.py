@@ -12,18 +12,18 @@ Only one cycle at a time runs on a store, on all machines together (`cycle_lock`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
-from art_patch.pipeline.clean_up import pruning_at_end, sweep_leftovers
+from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcome, Progress, write_report
 from art_patch.pipeline.gate_run import run_gate
-from art_patch.pipeline.lineage import rival_of
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
 from art_patch.pipeline.score_groups import ask_first, group, score
@@ -94,6 +94,34 @@ def retrain(
             raise
 
 
+@contextmanager
+def pruning_at_end(
+    store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None
+) -> Generator[None]:
+    """Call `prune` when the block ends normally or with an error of art_patch, and not after Ctrl-C or a bug."""
+    try:
+        yield
+    except ArtPatchError:
+        # A judge that is down for a month must not keep users' data for a month longer.
+        prune(store, config, progress, who=who, now=now)
+        raise
+    # Not a `finally`: Ctrl-C must end the cycle at once, and pruning a large store takes minutes.
+    prune(store, config, progress, who=who, now=now)
+
+
+def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None = None) -> None:
+    """Delete trajectories older than `keep_days`, and all but the newest `keep_trajectories`; unset limits keep all."""
+    if config.keep_days is None and config.keep_trajectories is None:
+        return
+    store.rights.prune(
+        older_than_s=None if config.keep_days is None else config.keep_days * 86_400,
+        keep=config.keep_trajectories,
+        who=who,
+        progress=lambda done, total: progress("prune", done, total),
+        now=now,
+    )
+
+
 def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleReport:
     if champion is None:
         return CycleReport("nothing to do", "no policy serves yet; start `art-patch serve --base MODEL`", None)
@@ -103,7 +131,7 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     if (busy := _why_not_idle(run)) is not None:
         return CycleReport("not idle", busy, champion.name)
     # What an earlier cycle trained is gated first: its training was paid for.
-    candidate = _left_over(run.store, champion)
+    candidate = untested_candidate(run, champion)
     if candidate is None:
         candidate, why_not = _make_candidate(run, champion, limit)
         if candidate is None:
@@ -137,14 +165,6 @@ def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Po
     score(run)
     limit.check()
     return train(run, champion)
-
-
-def _left_over(store: Store, champion: Policy) -> Policy | None:
-    """Return a candidate that an earlier cycle trained from this champion and that no gate has decided on."""
-    # Without a path it has no adapter; a directory that is gone was deleted by a person.
-    known = {policy.name: policy for policy in store.ledger.policies()}
-    waiting = [p for p in known.values() if p.state == "candidate" and p.path and rival_of(p, known) == champion.name]
-    return waiting[-1] if waiting and Path(waiting[-1].path or "").is_dir() else None
 
 
 def _why_not_idle(run: Cycle) -> str | None:

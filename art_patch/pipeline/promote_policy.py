@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from art_patch import gate, promotion
 from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
+from art_patch.pipeline.carry_over import marks
 from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome
-from art_patch.pipeline.lineage import marks
 from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import CONTINUABLE, JSON, Policy, PolicyState

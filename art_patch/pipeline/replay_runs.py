@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from art_patch import gate, grouping
 from art_patch._lib.ids import MOST_REPLAYS, new_id, replay_id
-from art_patch.pipeline.clean_up import GATE_RUNS
+from art_patch.pipeline.carry_over import GATE_RUNS
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.replay import AppProcesses, RunLost, question_of
 from art_patch.store import Store, open_store

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from art_patch import gate, promotion, rewards, serving, training
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
-from art_patch.pipeline import clean_up, gate_run, train_policy
+from art_patch.pipeline import carry_over, gate_run, train_policy
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
 from art_patch.store import Store
@@ -118,11 +118,11 @@ def run_explicit_update(
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at, report = time.time(), held.guarding(progress)
         run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)
-        clean_up.sweep_leftovers(run, champion)
+        carry_over.sweep_leftovers(run, champion)
         # A script samples new runs after a kill, so its killed update is not continued. If the update was a cycle's,
         # its groups stay scored and the next cycle trains on them.
         known = {policy.name for policy in ledger.policies()}
-        clean_up.discard_jobs(clean_up.unfinished_jobs(adapters.parent), adapters, known)
+        carry_over.discard_jobs(carry_over.unfinished_jobs(adapters.parent), adapters, known)
         groups, held_out = read.groups_of(group_ids), read.groups_of(evaluation)
         candidate, reason = train_policy.train_groups(run, champion, groups, evaluation=held_out)
         metrics = run.metrics["train"]

@@ -21,9 +21,8 @@ from typing import NamedTuple, TypeAlias
 from art_patch import training
 from art_patch.errors import ArtPatchError, TrainingError
 from art_patch.pipeline.base_check import check_base
-from art_patch.pipeline.clean_up import discard_jobs, unfinished_jobs
+from art_patch.pipeline.carry_over import discard_jobs, distances_to, start_of, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.pipeline.lineage import distances_to, start_of
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory

@@ -2,10 +2,17 @@
 
 The writer remembers which messages and trajectories it wrote, so that it does not write them again. It forgets them
 when the rows may be gone: the file was deleted or replaced, the server restarted, or an erasure deleted shared content.
-Then it writes a message again when a call needs it, and a trajectory's row when a late call belongs to it. What is
-older than an erasure of its user, session or trajectory is not written (`erasure/late.py`).
+Then it writes a message again when a call needs it, and a trajectory's row when a late call belongs to it.
+
+What is older than an erasure of its user, session or trajectory is not written. A process holds its calls for a moment,
+and for as long as the store is down, in its memory and in its spool; no erasure reaches them there. So each erasure
+leaves an entry in the audit log, and the writer drops the records of that user, session or trajectory that are older
+than the entry. The check is inside the writer's transaction: a record is written before the entry, and then the erasure
+deletes it, or after the entry, and then it is dropped.
 """
 
+import hashlib
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,10 +24,9 @@ from sqlalchemy import Connection, delete, select
 from art_patch.errors import StoreError
 from art_patch.store.backends.database import Database
 from art_patch.store.backends.files import checkpoint_if_large
-from art_patch.store.erasure.late import last_erasure, made_at, without_erased
 from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
-from art_patch.types import Call, Record, TrajectoryInfo
+from art_patch.types import Call, Record, SpanInfo, TrajectoryInfo
 
 _SEEN = 50_000  # messages and blocks of ids: about 5 MiB. A miss only costs an INSERT that does nothing.
 _SEEN_TRAJECTORIES = 10_000
@@ -34,6 +40,8 @@ COLLECTED = "collected"
 _NOT_ASKED = "not asked yet"
 
 _HOW_COLLECTED = select(tables.control.c.value).where(tables.control.c.key == COLLECTED)
+_ERASURES = select(tables.audit.c.detail, tables.audit.c.at).where(tables.audit.c.action == "erase")
+_LAST_ERASURE = _ERASURES.with_only_columns(tables.audit.c.at).order_by(tables.audit.c.id.desc()).limit(1)
 
 
 class Writer:
@@ -89,8 +97,8 @@ class Writer:
                 if self._collected != _NOT_ASKED:
                     self._forget()
                     whole, batch = self._batch(records)
-                self._collected, self._last_erasure = collected, last_erasure(connection)
-            if not restores and any(made_at(record) < self._last_erasure for record in records):
+                self._collected, self._last_erasure = collected, connection.scalar(_LAST_ERASURE) or 0.0
+            if not restores and any(_made_at(record) < self._last_erasure for record in records):
                 whole, batch = self._batch(self._without_erased(connection, records))
             self._insert(connection, batch)
         # Only after the commit: what was rolled back must be written next time.
@@ -116,12 +124,34 @@ class Writer:
         return whole, Batch(whole, self._seen.__contains__, self._announced.get)
 
     def _without_erased(self, connection: Connection, records: Sequence[Record]) -> Sequence[Record]:
-        announced, lost = self._announced, self._lost
-        left = without_erased(connection, records, lambda key: announced.get(key) or lost.get(key), announced)
+        """Return the records without those that an erasure after them concerns.
+
+        A trajectory that was written since the erasure goes on, and so does one with a newer record here. So its
+        description stays, although it began before the erasure.
+        """
+        since = min(map(_made_at, records))
+        newer = _ERASURES.where(tables.audit.c.at > since).order_by(tables.audit.c.id)
+        erased = {(its["what"], its["sha256"]): at for its, at in connection.execute(newer)}
+        about = {record.id: record for record in records if isinstance(record, TrajectoryInfo)}
+
+        def stays(record: Record) -> bool:
+            key = _trajectory(record)
+            info = key and (about.get(key) or self._announced.get(key) or self._lost.get(key))
+            whose = [("trajectory", key), *((("user", info.user_id), ("session", info.session_id)) if info else ())]
+            times = (erased.get((what, subject_of(what, value)["sha256"]), 0.0) for what, value in whose if value)
+            return _made_at(record) >= max(times, default=0.0)
+
+        kept = list(map(stays, records))
+        goes_on = {_trajectory(record) for record, is_kept in zip(records, kept, strict=True) if is_kept}
+        left = [
+            record
+            for record, is_kept in zip(records, kept, strict=True)
+            if is_kept
+            or (isinstance(record, TrajectoryInfo) and (record.id in goes_on or record.id in self._announced))
+        ]
         # A later call of such a trajectory announces it again.
-        here = {record.id for record in left if isinstance(record, TrajectoryInfo)}
-        gone = {record.id: record for record in records if isinstance(record, TrajectoryInfo) and record.id not in here}
-        self._lost |= gone
+        gone = about.keys() - {record.id for record in left if isinstance(record, TrajectoryInfo)}
+        self._lost |= {key: about[key] for key in gone}
         self._forgot |= bool(gone)
         return left
 
@@ -160,3 +190,19 @@ def _merged(info: TrajectoryInfo, before: TrajectoryInfo | None) -> TrajectoryIn
         return info
     session_id = before.session_id if info.session_id is None else info.session_id
     return replace(info, session_id=session_id, user_id=before.user_id if info.user_id is None else info.user_id)
+
+
+def subject_of(what: str, value: str) -> dict[str, str]:
+    """Name a user, session or trajectory in the audit log, which outlives the data: by a hash."""
+    return {"what": what, "sha256": hashlib.sha256(value.encode()).hexdigest()}
+
+
+def _made_at(record: Record) -> float:
+    """Return when the data of a record is from; infinity if it does not say so in a number."""
+    at = record.started_at if isinstance(record, Call | TrajectoryInfo | SpanInfo) else record.at
+    # A file of the spool may hold anything.
+    return float(at) if isinstance(at, int | float) else math.inf  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+def _trajectory(record: Record) -> str | None:
+    return record.id if isinstance(record, TrajectoryInfo) else getattr(record, "trajectory_id", None)

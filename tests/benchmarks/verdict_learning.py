@@ -31,8 +31,8 @@ from art_patch.demo.run import CYCLE, EVALUATION_TASKS, ROLLOUTS, SCENARIOS
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks, run_tool
 from art_patch.demo.shop_model import build_model
 from art_patch.pipeline import CycleConfig
+from art_patch.pipeline.carry_over import marks
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.pipeline.lineage import marks
 from art_patch.pipeline.score_groups import group, score
 from art_patch.pipeline.train_policy import make_job, train
 from art_patch.policies import base_fingerprint

@@ -25,13 +25,13 @@ from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Part
 from art_patch.store.erasure.collect import note_collected
 from art_patch.store.erasure.deletion import NAMING, WAITING, Deletion, Progress
-from art_patch.store.erasure.late import subject_of
 from art_patch.store.ledger.decisions import note
 from art_patch.store.ledger.transfers import Export
 from art_patch.store.maintain import scrub
 from art_patch.store.queries.loading import rows_in, some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
+from art_patch.store.write import subject_of
 from art_patch.types import COPIES
 
 _LISTED = 5_000  # ids held at once by retention

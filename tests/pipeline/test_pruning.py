@@ -8,7 +8,7 @@ import pytest
 
 from art_patch.errors import JudgeError
 from art_patch.pipeline import CycleConfig, retrain
-from art_patch.pipeline.clean_up import pruning_at_end
+from art_patch.pipeline.cycle import pruning_at_end
 from art_patch.store import Store, open_store
 from art_patch.types import Call, TrajectoryInfo
 

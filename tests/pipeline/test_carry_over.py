@@ -13,8 +13,8 @@ import pytest
 from art_patch.errors import TrainingError
 from art_patch.gate import Verdict
 from art_patch.pipeline import train_policy
+from art_patch.pipeline.carry_over import distances_to, marks, rival_of, start_of
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig
-from art_patch.pipeline.lineage import distances_to, marks, rival_of, start_of
 from art_patch.pipeline.promote_policy import act_on_verdict
 from art_patch.rewards import Judge
 from art_patch.store import open_store
