@@ -22,11 +22,9 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation, require_packages
-    from art_patch.training.data.anchors import Anchors
-    from art_patch.training.data.packing import Example
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
-    from art_patch.training.data.rows import Row, RowsReport, rows_and_report, trained_answers
+    from art_patch.training.data.rows import Anchors, Example, Row, RowsReport, rows_and_report, trained_answers
     from art_patch.training.data.supervised import Pair, demonstrations, preferences
     from art_patch.training.kernels.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from art_patch.training.data.rows import Row
+from art_patch.training.data.rows import Example, Row
 
 Ids = np.typing.NDArray[np.int64]
 Floats = np.typing.NDArray[np.float32]
@@ -46,26 +46,6 @@ class Tree:
     depth_P: Ids  # index of each token in its row, which the model gets as position id
     nodes: tuple[Node, ...]  # nodes of the tree in the order of their tokens, parents before children
     where_R: tuple[Ids, ...]  # for each row, as given to `tree_of`, the index of each of its tokens among the P
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A trajectory as the trainer computes it: its rows and its advantage."""
-
-    rows: tuple[Row, ...]  # each with at least one sampled token; every sampled token is in exactly one of them
-    advantage: float = 0.0  # the trajectory's reward relative to the mean of its group, perhaps divided by a spread
-    # Advantage of each sampled token, where the turns of the trajectory differ (`Anchors`).
-    token_advantages: tuple[float, ...] | None = None
-
-    @property
-    def sampled(self) -> int:
-        """Number of sampled tokens in all rows (token sequences) of the trajectory; these tokens are learned."""
-        return sum(row.sampled for row in self.rows)
-
-    @property
-    def teaches(self) -> bool:
-        """Whether a token has an advantage other than 0."""
-        return any(self.token_advantages or (self.advantage,))
 
 
 @dataclass(frozen=True, slots=True)

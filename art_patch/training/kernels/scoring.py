@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import TrainingError
-from art_patch.training.data.packing import Example, Pack, Tree, packs_of, tree_of
-from art_patch.training.data.rows import Row
+from art_patch.training.data.packing import Pack, Tree, packs_of, tree_of
+from art_patch.training.data.rows import Example, Row
 from art_patch.training.kernels import attention
 
 # Root mean square, in nats, by which the two ways of scoring may differ through rounding alone.

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from art_patch.training.config import TrainConfig
-from art_patch.training.data.packing import Example, Pack
-from art_patch.training.data.rows import Row
+from art_patch.training.data.packing import Pack
+from art_patch.training.data.rows import Example, Row
 from art_patch.training.kernels.scoring import Scored, Scorer
 from art_patch.training.loop.job import Lesson, PhaseName, TrainJob
 from art_patch.training.loop.processes import Ranks

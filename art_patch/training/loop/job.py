@@ -32,9 +32,7 @@ from safetensors.numpy import save
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import TrainingError
 from art_patch.training.config import TrainConfig
-from art_patch.training.data.anchors import Anchors
-from art_patch.training.data.packing import Example
-from art_patch.training.data.rows import Row
+from art_patch.training.data.rows import Anchors, Example, Row
 from art_patch.training.data.supervised import Pair
 from art_patch.training.losses.loss_config import LossConfig, weights_of_kinds
 from art_patch.types import JSON

@@ -29,7 +29,8 @@ import torch.distributed as dist
 
 from art_patch._lib.process import Child, when_parent_ends
 from art_patch.errors import ArtPatchError, ConfigError, TrainingError
-from art_patch.training.data.packing import Example, Pack, packs_of
+from art_patch.training.data.packing import Pack, packs_of
+from art_patch.training.data.rows import Example
 
 Progress = Callable[[int, int, str], None]  # called with optimizer steps done, their total, and a note for people
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from art_patch.errors import TrainingError
-from art_patch.training.data.packing import Example
+from art_patch.training.data.rows import Example
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.job import (
     Lesson,

@@ -25,8 +25,7 @@ import torch
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import ENTRY, MANIFEST, Probe, publish_adapter, read_json, unpublished
 from art_patch.training.config import TrainConfig
-from art_patch.training.data.packing import Example
-from art_patch.training.data.rows import Row
+from art_patch.training.data.rows import Example, Row
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of
