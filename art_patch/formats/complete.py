@@ -21,6 +21,7 @@ from art_patch.types import (
     JSON,
     REPLAY,
     REPLAY_FROM,
+    REPLAY_OF,
     Call,
     Choice,
     Correction,
@@ -65,7 +66,7 @@ class Bundle:
     def without_replay(self) -> "Bundle":
         """Return the bundle without the function that repeats the run: no file may decide which code the job runs."""
         info = self.trajectory.info
-        metadata = {name: value for name, value in info.metadata.items() if name not in ("replay_of", REPLAY_FROM)}
+        metadata = {name: value for name, value in info.metadata.items() if name not in (REPLAY_OF, REPLAY_FROM)}
         # Kept as `null`: an erasure looks for this name to find the replays of this run.
         if REPLAY in metadata:
             metadata[REPLAY] = None

@@ -28,7 +28,7 @@ from art_patch.grouping.scenario import (
 )
 from art_patch.grouping.wording import Word, normalise
 from art_patch.trajectories import number_tool_calls
-from art_patch.types import REPLAY_FROM, Call, Group, KnownScenario, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import REPLAY_FROM, REPLAY_OF, Call, Group, KnownScenario, SpanInfo, Trajectory, TrajectoryInfo
 
 # Keys of wordings and scenarios -> where those belong that were seen before.
 Known = Callable[[Collection[str]], Mapping[str, KnownScenario]]
@@ -101,7 +101,7 @@ def form_groups(
     scenarios: dict[tuple[str, str], _Scenario] = {}
     for trajectory in trajectories:
         # `branch_group` compares it with the run that it began in. An app may use one of these words for its own.
-        if {"replay_of", REPLAY_FROM} <= trajectory.info.metadata.keys():
+        if {REPLAY_OF, REPLAY_FROM} <= trajectory.info.metadata.keys():
             left["began at a turn of another run"] += 1
             continue
         given = given_scenario(trajectory) or texts.scenario(trajectory)

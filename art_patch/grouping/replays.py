@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from art_patch._lib.option import Option
 from art_patch.grouping.lone_runs import Pick, can_be_asked_again, can_be_learned_from, first_choice
-from art_patch.types import COPIES, REPLAY, REPLAY_FROM, Call, Group, Trajectory, TrajectoryInfo
+from art_patch.types import COPIES, REPLAY, REPLAY_FROM, REPLAY_OF, Call, Group, Trajectory, TrajectoryInfo
 
 # Tag of a repeated run. Its metadata names the original in `replay_of`, and a repeated run is never repeated itself.
 REPLAYED = "replayed"
@@ -205,7 +205,7 @@ def _replay(run: Trajectory, number: int, offer: Mapping[str, Any]) -> Replay:
 def offer_of(run: Trajectory) -> Mapping[str, Any] | None:
     """Return the function and arguments that the app recorded for repeating a run; `None` if it cannot be repeated."""
     offer: Any = run.info.metadata.get(REPLAY)
-    if not isinstance(offer, Mapping) or "replay_of" in run.info.metadata:
+    if not isinstance(offer, Mapping) or REPLAY_OF in run.info.metadata:
         return None
     if run.info.origin == "imported":  # an importer of an earlier release kept what the file said
         return None

@@ -124,6 +124,9 @@ def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, no
 
 def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleReport:
     if champion is None:
+        if run.store.ledger.champions():
+            why = "upstream answers since the champion was retired; `art-patch history` says why"
+            return CycleReport("nothing to do", f"{why}, and `art-patch promote` lets a policy serve again", None)
         return CycleReport("nothing to do", "no policy serves yet; start `art-patch serve --base MODEL`", None)
     sweep_leftovers(run, champion)
     if (challenger := run.store.ledger.challenger()) is not None:

@@ -19,9 +19,10 @@ from art_patch.pipeline.carry_over import marks
 from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome
 from art_patch.serving import EngineClient
 from art_patch.store import Store
-from art_patch.types import CONTINUABLE, JSON, Policy, PolicyState
+from art_patch.types import CONTINUABLE, JSON, UPSTREAM_ARM, Policy, PolicyState
 
 EVERY_S = 5.0  # seconds between two comparisons of the policy under test with the champion
+CONTROL_EVERY_S = 300.0  # seconds between two comparisons of the champion with the control group
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]
@@ -162,6 +163,32 @@ def watch_once(
     return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
 
 
+def control_once(
+    store: Store, config: promotion.CanaryConfig, *, who: str, now: float | None = None
+) -> promotion.WatchVerdict | None:
+    """Compare the champion with the control group; retire it if it is proven worse, so that all calls go upstream.
+
+    Return the verdict; `None` if nothing is compared, for lack of a champion or of a control group.
+    """
+    at = time.time() if now is None else now
+    route = store.ledger.route()
+    if route.champion is None or not route.control_percent:
+        return None
+    traffic = store.evidence.control_traffic(champion=route.champion, now=at)
+    evidence = promotion.evidence_of(
+        traffic, challenger=route.champion, champion=UPSTREAM_ARM, state="canary", now=at,
+        rest_s=config.rest_s, silence_s=config.silence_s,
+    )  # fmt: skip
+    begin = promotion.Begin(traffic.shares[0][0], traffic.is_whole)
+    verdict = promotion.decide_control(evidence, begin=begin, config=config)
+    if verdict.action == "roll back":
+        reason = f"worse than upstream, which answers from now on: {verdict.reason}"
+        with suppress(TransitionError):  # somebody else has replaced it meanwhile
+            metrics = {"control": verdict.metrics}
+            store.ledger.move(route.champion, "retired", who=who, reason=reason, metrics=metrics, now=at)
+    return verdict
+
+
 def _act_on_watch(
     store: Store, engine: EngineClient | None, challenger: str, verdict: promotion.WatchVerdict, who: str, at: float
 ) -> tuple[WatchOutcome, str]:
@@ -197,11 +224,16 @@ def watch(
 
     `on_report` receives the report of each call. An error is logged once, and the next call tries again.
     """
-    trouble = ""
+    trouble, control_at = "", 0.0
     while not stop.is_set():
         began, pause_s = time.perf_counter(), every_s
         try:
             report = watch_once(store, engine, config, who=who)
+            if time.monotonic() >= control_at:
+                control_at = time.monotonic() + CONTROL_EVERY_S
+                verdict = control_once(store, config, who=who)
+                if verdict is not None and verdict.action == "roll back":
+                    log.warning("the champion was retired: %s", verdict.reason)
         except ArtPatchError as error:
             # A server that is down for the night is one line, and one that is being stopped is none.
             if str(error) != trouble and not stop.is_set():

@@ -26,7 +26,7 @@ from art_patch.pipeline.carry_over import GATE_RUNS
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.replay import AppProcesses, RunLost, question_of
 from art_patch.store import Store, open_store
-from art_patch.types import JSON, REPLAY, REPLAY_FROM, Group, Policy, Trajectory, TrajectoryInfo
+from art_patch.types import JSON, REPLAY, REPLAY_FROM, REPLAY_OF, Group, Policy, Trajectory, TrajectoryInfo
 
 _Outcome = Literal["ended", "raised", "lost", "other way"]
 
@@ -101,7 +101,7 @@ def _keep_branches(
     repeated: dict[str | None, list[Trajectory]] = defaultdict(list)
     for again in run.store.read.ungrouped(settled_before=-math.inf, ended=replays):
         # A file of runs may have brought one of these ids, but says nothing of what it repeats.
-        repeated[again.info.metadata.get("replay_of")].append(again)
+        repeated[again.info.metadata.get(REPLAY_OF)].append(again)
     branched: list[str] = []
     for one in lonely:
         key = keys[one.id]
@@ -129,7 +129,7 @@ def _replay_info(one: grouping.Replay, at: float) -> TrajectoryInfo:
         origin="explicit",
         ended_at=None,
         tags=(*(tag for tag in source.tags if tag != grouping.REPLAYED), grouping.REPLAYED),
-        metadata={**metadata, "replay_of": source.id, **({} if one.turn is None else {REPLAY_FROM: one.turn.id})},
+        metadata={**metadata, REPLAY_OF: source.id, **({} if one.turn is None else {REPLAY_FROM: one.turn.id})},
         error=None,
     )
 

@@ -9,6 +9,11 @@ a fraction f of it on each Z, so that the wealth is never negative: on "better" 
 expected wealth does not grow, so by Ville's inequality it ever reaches 1 / alpha with a probability of at most alpha,
 however often somebody looks. The wealth is split among `FRACTIONS` equally: a large fraction finds a large difference
 within few sessions, a small one finds a small difference later. So a policy that fails at once needs no other rule.
+
+A test that goes on for good looks for a change that may come at any time. A bettor that starts with all its wealth
+loses most of it before the change. So the wealth of a test with `spread_s` waits, and is staked little by little over
+that time: this is a mixture of tests that begin at all these times, and the limit holds for it too. See Shin, Ramdas
+and Rinaldo 2022 on e-detectors, https://arxiv.org/abs/2203.03532.
 See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, Howard et al. 2021,
 https://arxiv.org/abs/1810.08240, and for experiments Ham et al. 2022, https://arxiv.org/abs/2210.08639.
 """
@@ -22,7 +27,15 @@ from art_patch.promotion.evidence import Observation
 # The fractions of the wealth that are bet: twelve, from a small difference's to the largest, in equal steps of the log.
 FRACTIONS = tuple(0.004 * (0.95 / 0.004) ** (step / 11) for step in range(12))
 
+# Of a test that goes on for good: six, since each costs a share of the wealth that is little already.
+COARSE_FRACTIONS = tuple(0.02 * (0.9 / 0.02) ** (step / 5) for step in range(6))
+
 _GUESS_WEIGHT = 10.0  # the first guess counts as so many sessions
+
+# Share of the wealth that is staked at the begin, where the rest is spread.
+_FIRST_STAKE = 0.1
+# Weight of a value in the guesses, each time that another one comes: traffic of a test for good drifts.
+_FADES = 0.998
 
 
 class Bets:
@@ -32,10 +45,24 @@ class Bets:
         self._margin, self._tolerance = margin, tolerance
         self._sum, self._weight = first_guess * _GUESS_WEIGHT, _GUESS_WEIGHT
         self._joins: list[tuple[float, float]] = []  # a heap of values that do not count in the guesses yet
+        self._fractions, self._fades = FRACTIONS, 1.0
         self._better = self._worse = [1 / len(FRACTIONS)] * len(FRACTIONS)
+        # Wealth that is not staked yet, how much is staked each second, and when some was staked last.
+        self._waits, self._stakes_a_s, self._staked_at = 0.0, 0.0, 0.0
         # The largest wealth so far decides: a proof stands, whatever comes after it.
         self.most_better = self.most_worse = 1.0
         self._z: list[float] = []
+
+    def spread(self, spread_s: float, *, begin: float, is_whole: bool) -> None:
+        """Stake the wealth evenly over `spread_s` from `begin` on; a tenth at once if the test `is_whole`, began then.
+
+        To be called before the first session is added. A test of which only the last part is known (not `is_whole`)
+        bets on that part as the whole test does, so it alarms at most as often.
+        """
+        at_once = _FIRST_STAKE if is_whole else 0.0
+        self._fractions, self._fades = COARSE_FRACTIONS, _FADES
+        self._better = self._worse = [at_once / len(COARSE_FRACTIONS)] * len(COARSE_FRACTIONS)
+        self._waits, self._stakes_a_s, self._staked_at = 1 - at_once, (1 - _FIRST_STAKE) / spread_s, begin
 
     @property
     def sessions(self) -> int:
@@ -44,8 +71,8 @@ class Bets:
 
     @property
     def worse(self) -> float:
-        """The present wealth of the bets on "worse"."""
-        return sum(self._worse)
+        """The present wealth of the bets on "worse", with what waits."""
+        return sum(self._worse) + self._waits
 
     @property
     def difference(self) -> float:
@@ -73,6 +100,7 @@ class Bets:
             while self._joins and self._joins[0][0] <= seen.at:
                 self._sum, self._weight = self._sum + heappop(self._joins)[1], self._weight + 1
             guess, p = self._sum / self._weight if seen.guess is None else seen.guess, seen.share
+            self._sum, self._weight = self._sum * self._fades, self._weight * self._fades
             heappush(self._joins, (seen.at if seen.joins is None else seen.joins, value))
             if not 0 < p < 1:
                 return  # it could not have been the other policy's, so it compares nothing
@@ -81,7 +109,14 @@ class Bets:
         self._z.append(z)
         up = (z - self._margin) / (lo + self._margin) if lo + self._margin > 0 else 0.0
         down = (z + self._tolerance) / (hi + self._tolerance)
-        self._better = [wealth * (1 + f * up) for wealth, f in zip(self._better, FRACTIONS, strict=True)]
-        self._worse = [wealth * (1 - f * down) for wealth, f in zip(self._worse, FRACTIONS, strict=True)]
-        self.most_better = max(self.most_better, sum(self._better))
-        self.most_worse = max(self.most_worse, sum(self._worse))
+        more = self._stake(seen.at) / len(self._fractions)
+        self._better = [(wealth + more) * (1 + f * up) for wealth, f in zip(self._better, self._fractions, strict=True)]
+        self._worse = [(wealth + more) * (1 - f * down) for wealth, f in zip(self._worse, self._fractions, strict=True)]
+        self.most_better = max(self.most_better, sum(self._better) + self._waits)
+        self.most_worse = max(self.most_worse, sum(self._worse) + self._waits)
+
+    def _stake(self, at: float) -> float:
+        """Return the wealth to stake with a session that was known then: it depends on the time alone."""
+        stake = min(max(at - self._staked_at, 0.0) * self._stakes_a_s, self._waits)
+        self._waits, self._staked_at = self._waits - stake, max(at, self._staked_at)
+        return stake

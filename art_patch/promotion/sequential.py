@@ -16,6 +16,10 @@ all is equal.
 shared as `Signal.alpha_share` says; a wrong promotion likewise. Nothing else ends a test before its time, except that
 it cannot be decided any more.
 
+**The control group** tests the champion, as the policy under test, against upstream, for as long as it serves. Its
+wealth is staked little by little, so a wrong rollback has a probability of at most `alpha` in any `CONTROL_DAYS`.
+Nothing else ends this test.
+
 **Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
 that have any are not alike. So the share of sessions with a value is tested too, in both directions. Once it differs,
 the signal no longer decides.
@@ -32,7 +36,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from art_patch.errors import ConfigError
 from art_patch.promotion.bets import Bets
@@ -43,6 +47,9 @@ Action = Literal["go on", "roll back", "promote", "inconclusive"]
 
 # A canary that has answered so many sessions may answer so many percent of them.
 RAMP = ((12, 20.0), (60, 50.0))
+
+# A control group tests one champion for good. Its rate of false alarms is that of so many days.
+CONTROL_DAYS = 30
 
 # A test that is not decided after so long goes on only while it may still be decided. Two days, since the first hours
 # of a test tell too little of later ones: feedback that comes late, for one, is missing then.
@@ -96,6 +103,13 @@ def _check(name: str, value: float, right: bool, said: str) -> None:
         raise ConfigError(f"{name} is {value}; it must be {said}")
 
 
+class Begin(NamedTuple):
+    """Where the known part of a control group's test begins, and whether the test began there, too."""
+
+    at: float
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
     """A quantity, such as reward or latency, on which the policy under test is compared with the champion."""
@@ -108,11 +122,12 @@ class Signal:
     first_guess: float  # of a session's value, before any is known
     promotes: bool = False  # whether being better on it is a reason to promote
     is_time: bool = False  # in milliseconds, of any size
+    control_share: float = 0.05  # its share of the control group's alpha, which is there for quality above all
 
 
 SIGNALS = (
-    Signal("reward", "reward", True, "reward_tolerance", 0.4, 0.5, promotes=True),
-    Signal("feedback", "people's feedback", True, "feedback_tolerance", 0.12, 0.5, promotes=True),
+    Signal("reward", "reward", True, "reward_tolerance", 0.4, 0.5, promotes=True, control_share=0.4),
+    Signal("feedback", "people's feedback", True, "feedback_tolerance", 0.12, 0.5, promotes=True, control_share=0.4),
     Signal("failed", "share of sessions with a failed call", False, "failure_tolerance", 0.12, 0.02),
     Signal("empty", "share of answers that are empty or cut off", False, "empty_tolerance", 0.12, 0.05),
     Signal("latency_ms", "time for a call", False, "latency_ratio", 0.12, 0.5, is_time=True),
@@ -175,6 +190,23 @@ def decide(
     return WatchVerdict("go on", so_far, metrics, _share(evidence, found, config) if state == "canary" else None)
 
 
+def decide_control(evidence: Evidence, *, begin: Begin, config: CanaryConfig) -> WatchVerdict:
+    """Decide whether the champion (`challenger` in the evidence) is worse than upstream: "roll back" or "go on".
+
+    The champion's tolerances are those of a policy under test. `begin` tells where the evidence begins.
+    """
+    found = [_examine(signal, evidence, config, begin) for signal in SIGNALS]
+    metrics: dict[str, Any] = {
+        name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed}
+        for name, arm in (("champion", evidence.challenger), ("upstream", evidence.champion))
+    }
+    metrics |= {"begin": begin.at, "signals": {one.signal.name: one.metrics for one in found}}
+    if worse := "; ".join(one.sentence for one in found if one.says == "worse"):
+        return WatchVerdict("roll back", worse, metrics)
+    told = [one.sentence for one in found if one.says == "unequal"]
+    return WatchVerdict("go on", "; ".join(told) or "not proven worse than upstream", metrics)
+
+
 @dataclass(frozen=True, slots=True)
 class _Finding:
     signal: Signal
@@ -185,8 +217,8 @@ class _Finding:
     with_silence: Bets | None = None
 
 
-def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Finding:
-    """Test one signal in both directions."""
+def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: Begin | None = None) -> _Finding:
+    """Test one signal in both directions; for a control group, `begin` says since when."""
     seen = evidence.observations.get(signal.name, ())
     ours, theirs = ([one.value for one in seen if one.challenger is which] for which in (True, False))
     theirs += [one.champions for one in seen if one.champions is not None]
@@ -199,8 +231,9 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
         metrics = {"says": "unreadable", "compared": len(ours), "value": str(wrong)}
         return _Finding(signal, "unreadable", sentence, metrics)
     tolerance: float = getattr(config, signal.tolerance)
-    bets = _bets(signal, seen, tolerance, config.margin)
-    losing, winning = config.alpha * signal.alpha_share, config.alpha / sum(one.promotes for one in SIGNALS)
+    bets = _bets(signal, seen, tolerance, config.margin, begin)
+    losing = config.alpha * (signal.alpha_share if begin is None else signal.control_share)
+    winning = config.alpha / sum(one.promotes for one in SIGNALS)
     typical = median if signal.is_time else fmean
     every = evidence.with_silence.get(signal.name)
     with_silence = None if every is None else _bets(signal, every, tolerance, config.margin)
@@ -231,15 +264,22 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig) -> _Findi
     return _Finding(signal, says, sentence, metrics, bets, with_silence)
 
 
-def _bets(signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float) -> Bets:
+def _bets(
+    signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float, begin: Begin | None = None
+) -> Bets:
     """Bet on the sessions in the order in which their values became known."""
-    if not signal.is_time:
+    if signal.is_time:
+        bets = Bets(signal.first_guess)
+    else:
         guess = signal.first_guess if signal.is_good else 1 - signal.first_guess
         bets = Bets(guess, margin=margin, tolerance=tolerance)
+    if begin is not None:
+        bets.spread(CONTROL_DAYS * 86_400, begin=begin.at, is_whole=begin.is_whole)
+    if not signal.is_time:
         for one in seen if signal.is_good else map(Observation.turned, seen):
             bets.add(one, one.value, one.champions)
         return bets
-    bets, logs = Bets(signal.first_guess), 0.0
+    logs = 0.0
     for count, one in enumerate(seen):
         # The tolerated ratio is inside of the value; so is a scale that follows the times before it, of both policies.
         scale = one.champions if one.champions is not None else math.exp(logs / count) if count else one.value

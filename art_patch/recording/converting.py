@@ -129,6 +129,7 @@ def read_call(exchange: Exchange) -> Call:
         error=None if error is None else scrub(error),
         fallback=None if exchange.fallback is None else scrub(exchange.fallback),
         api=exchange.api,
+        in_control_group=exchange.in_control_group,
     )
     return replace(call, untrainable=why_untrainable(call) or (MEDIA_REPLACED if exchange.media_replaced else None))
 

@@ -332,6 +332,7 @@ _WRITTEN: Mapping[type, Callable[[Any], Any] | None] = {
     sa.Integer: _whole,
     sa.JSON: _json,
     sa.Float: None,
+    sa.Boolean: None,
 }
 _FIELDS = {
     record: [

@@ -12,13 +12,13 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.types.app_records import (
-        COPIES, ENGINE_FULL, JSON, LEFT_ALONE, REPLAY, REPLAY_FROM, UNREACHABLE, UPSTREAM, WAIT_HEADER, Api, CallStatus,
-        Correction, Mode, Origin, PolicyState, Route, Score, SpanInfo, SpanKind, TrajectoryInfo,
+        COPIES, ENGINE_FULL, JSON, LEFT_ALONE, REPLAY, REPLAY_FROM, REPLAY_OF, UNREACHABLE, UPSTREAM, WAIT_HEADER, Api,
+        CallStatus, Correction, Mode, Origin, PolicyState, Route, Score, SpanInfo, SpanKind, TrajectoryInfo,
     )
     from art_patch.types.calls import AppReport, Call, Choice, Record
     from art_patch.types.jobs import (
-        CHALLENGERS, CONTINUABLE, MOVES, ArmCall, ArmTraffic, Group, Judgement, KnownScenario, Policy, RunValue, Served,
-        TrainedRow, Trajectory, Usage, check_move,
+        CHALLENGERS, CONTINUABLE, MOVES, UPSTREAM_ARM, ArmCall, ArmTraffic, Group, Judgement, KnownScenario, Policy,
+        RunValue, Served, TrainedRow, Trajectory, Usage, check_move,
     )
 else:
     # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they

@@ -21,8 +21,11 @@ REPLAY = "replay"
 """Key in a run's metadata for the function that can repeat the run. Only `replayable()` may write it: imported data
 must not name code that the job would run."""
 
+REPLAY_OF = "replay_of"
+"""Key in the metadata of a repeated run: the id of its original."""
+
 REPLAY_FROM = "replay_from"
-"""Key in the metadata of a run that began at a turn of its original, whose id is in `replay_of`: the id of the call."""
+"""Key in the metadata of a repeated run that began at a turn of its original: the id of the call."""
 
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
@@ -137,6 +140,7 @@ class Route:
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float | None = None  # that share of all sessions, 0..100; `None` in `shadow`
     challenger_since: float | None = None  # when the policy under test came into this state
+    control_percent: float = 0.0  # share of the sessions that stay with upstream: the control group
 
     @property
     def serves(self) -> bool:

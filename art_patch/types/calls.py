@@ -51,6 +51,8 @@ class Call:
     api: Api = "chat"
     # Id of the app's call that this one repeats or copies in the background; `None` for the app's calls.
     shadow_of: str | None = None
+    # Whether a policy could have answered the call, and its session belongs to the control group: upstream answered.
+    in_control_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,12 +179,20 @@ class ArmCall(NamedTuple):
     down: bool = False  # whether the engine could not be reached, for whichever policy
 
 
+UPSTREAM_ARM = "upstream"
+"""`ArmCall.policy` of the control group's calls."""
+
+
 class ArmTraffic(NamedTuple):
-    """The calls and scores of the policy under test and of the champion since the test began."""
+    """The calls and scores of the policy under test and of the champion since the test began.
+
+    Of a control group these are the champion in the place of the policy under test, and upstream in the champion's.
+    """
 
     calls: tuple[ArmCall, ...]  # calls meant for one of the two policies, in the order in which they ended
     scores: tuple[Score, ...]  # scores of the runs that these calls are part of
-    # When the canary got which share of the sessions (seconds since the epoch, percent), the first one first.
+    # When the canary got which share of the sessions (seconds since the epoch, percent), the first one first. Of a
+    # control group: which share the champion has of its own sessions and the control group's, from the first call on.
     shares: tuple[tuple[float, float], ...] = ()
     is_whole: bool = True  # whether these are all calls of the test: no more than the store reads were made
 

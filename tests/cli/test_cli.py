@@ -171,7 +171,7 @@ def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percen
     open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     art_patch("mode", "canary", "--percent", "50", home=tmp_path)  # what was set before is gone altogether
     result = art_patch("mode", *arguments, "--json", home=tmp_path)
-    said = {"project": "default", "mode": arguments[0], "canary_percent": percent, "apps": 0}
+    said = {"project": "default", "mode": arguments[0], "canary_percent": percent, "control_percent": 0, "apps": 0}
     assert json.loads(result.stdout) == said
     route = read_route(f"sqlite:///{tmp_path}/default/store.db")
     assert (route.mode, route.canary_percent) == (mode, percent)
@@ -190,6 +190,20 @@ def test_modes_are_shown(tmp_path: Path):
     assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
     assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; running apps")
+
+
+def test_a_control_group_is_set_and_shown(tmp_path: Path):
+    open_store(f"sqlite:///{tmp_path}/default/store.db").close()
+    says(art_patch("mode", home=tmp_path), 2, "give a mode", "--control PERCENT")
+    art_patch("mode", "route", home=tmp_path)
+    said = art_patch("mode", "--control", "5", home=tmp_path).stdout
+    assert said.startswith("mode of default: route; 5 % of the sessions stay with upstream; running apps follow")
+    route = read_route(f"sqlite:///{tmp_path}/default/store.db")
+    assert (route.mode, route.control_percent) == ("route", 5)
+    assert "5 % of the sessions stay with upstream" in art_patch("status", home=tmp_path).stdout
+    assert json.loads(art_patch("mode", "--control", "0", "--json", home=tmp_path).stdout)["control_percent"] == 0
+    for percent in ("-1", "51"):
+        assert art_patch("mode", "--control", percent, home=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize("percent", ["-1", "101", "half"])

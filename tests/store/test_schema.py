@@ -23,16 +23,22 @@ FIRST_SCHEMA = Path(__file__).with_name("first_schema")
 """What a store was at revision 0001, as SQL. These files never change."""
 
 SHAPE = {
-    "sqlite": ("SELECT name, sql FROM sqlite_master ORDER BY name",),
+    "sqlite": (
+        'SELECT m.name, c.name, c.type, c."notnull", c.dflt_value, c.pk FROM sqlite_master AS m, '
+        "pragma_table_xinfo(m.name) AS c ORDER BY 1, 2",
+        "SELECT name, tbl_name, sql FROM sqlite_master WHERE type != 'table' ORDER BY name",
+        'SELECT m.name, i.origin, i."unique", c.name FROM sqlite_master AS m, pragma_index_list(m.name) AS i, '
+        "pragma_index_info(i.name) AS c WHERE m.type = 'table' ORDER BY 1, 2, 3, 4",
+    ),
     "postgresql": (
-        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, "
-        "character_maximum_length FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, 2",
+        "SELECT table_name, column_name, data_type, is_nullable, column_default, character_maximum_length "
+        "FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, 2",
         "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
         "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
         "WHERE connamespace = 'public'::regnamespace ORDER BY 1",
     ),
 }
-"""What a database says of its tables."""
+"""What a database says of its tables. A column that was added later stands behind the others."""
 
 Make = Callable[[str], None]
 

@@ -14,7 +14,7 @@ import art_patch
 from art_patch.store import HEAD
 
 PACKAGE = Path(art_patch.__file__).parent
-NEXT = "0003"
+NEXT = "0004"
 
 TABLE = """
 later = Table("later", metadata, Column("id", Integer, primary_key=True))

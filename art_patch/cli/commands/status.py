@@ -53,6 +53,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         # A mode in the store takes precedence over each app's own setting.
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
+        "control_percent": route.control_percent,
         "champion": champion.name if champion else None,
         "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
         "engine": _engine(settings, route.base_url, route.key_file),
@@ -81,28 +82,56 @@ def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> d
 @command
 def mode(
     project: ActingProject,
-    value: Annotated[str, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")],
+    value: Annotated[
+        str | None, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")
+    ] = None,
     percent: Annotated[
         float | None,
         Option("Share of the sessions in mode canary, in percent. Default: the apps' own, 5.", least=0, most=100),
     ] = None,
+    control: Annotated[
+        float | None,
+        Option(
+            "Share of the sessions that stay with upstream in mode route, so that the champion is compared with it for "
+            "good, in percent.",
+            least=0,
+            most=50,
+        ),
+    ] = None,
 ) -> None:
-    """Set the mode (off, record, shadow, canary, route) of every running app of the project, without a restart."""
+    """Set the mode of every running app of the project, or its control group, without a restart."""
     modes = get_args(types.Mode)
-    if value not in (*modes, "auto"):
+    if value not in (*modes, "auto", None):
         raise ConfigError(f"mode {value!r} is not one of {', '.join(modes)}, auto")
+    if value is None and control is None:
+        raise ConfigError(f"give a mode ({', '.join(modes)}, auto), or --control PERCENT")
     if percent is not None and value != "canary":
         raise ConfigError("--percent goes with mode canary only")
     # `None` deletes the mode from the store, so that each app's own setting counts again.
     chosen = None if value == "auto" else cast(types.Mode, value)
     with project.opened() as (settings, opened):
-        opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
+        if value is not None:
+            opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
+        if control is not None:
+            opened.ledger.set_control_group(control, who=project.actor("mode"))
+        route = opened.ledger.route()
         apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
-    if not project.answered({"project": settings.project, "mode": value, "canary_percent": percent, "apps": apps}):
+    facts = {
+        "project": settings.project,
+        "mode": value or route.mode or "auto",
+        "canary_percent": percent,
+        "control_percent": route.control_percent,
+        "apps": apps,
+    }
+    if not project.answered(facts):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
+        if route.control_percent:
+            share += f"; {route.control_percent:g} % of the sessions stay with upstream"
         seen = f"{output.counted(apps, 'app process', 'app processes')} seen in the last hour"
         follow = f"running apps follow within {settings.poll_interval_s:g} s"
-        output.stdout().print(f"mode of [b]{settings.project}[/]: {value}{share}; {follow}; {seen}", soft_wrap=True)
+        output.stdout().print(
+            f"mode of [b]{settings.project}[/]: {facts['mode']}{share}; {follow}; {seen}", soft_wrap=True
+        )
 
 
 def _print_status(facts: dict[str, Any]) -> None:
@@ -130,6 +159,8 @@ def _print_status(facts: dict[str, Any]) -> None:
     ]
     if (tested := facts["challenger"]) is not None:
         rows.insert(4, ("challenger", _tested(tested, now)))
+    if facts["control_percent"]:
+        rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream"))
     if recorded["calls_shadow"]:
         rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
     if recorded["calls_resampled"]:

@@ -23,7 +23,7 @@ from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
 from art_patch.recording import Exchange, in_share, note_call
-from art_patch.types import ENGINE_FULL, LEFT_ALONE, UNREACHABLE
+from art_patch.types import ENGINE_FULL, LEFT_ALONE, REPLAY_OF, UNREACHABLE
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
 PENDING: ContextVar["RoutedCall | None"] = ContextVar("art_patch_routed_call", default=None)
@@ -74,11 +74,12 @@ class RoutedCall:
                 self.routed, self.exchange.fallback = target.serves, target.unknown
             else:
                 runtime.count_not_routed(f"{surface.api}: {why:.100}")
-        if self.routed and (target.mode != "route" or target.challenger_state == "shadow"):
+        has_control = target.control_percent > 0 and not is_replay(who)
+        if self.routed and (has_control or target.mode != "route" or target.challenger_state == "shadow"):
             self._choose(target)
 
     def _choose(self, target: routing.Target) -> None:
-        """Decide whether the call belongs to the share that a policy answers, or is asked in the background."""
+        """Decide whether a policy or upstream answers the call's session, and who is asked in the background."""
         key = routing.sticky_key(self._identity, self.options.json_data)
         if target.mode == "shadow" or target.challenger_state == "shadow":
             self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
@@ -86,6 +87,10 @@ class RoutedCall:
             self.routed = False
         elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
+        elif not is_replay(self._identity) and in_share(key, target.control_percent / 100, "control"):
+            # A shadow's copies are compared with the champion's answers.
+            self.routed = self.exchange.shadow = False
+            self.exchange.in_control_group = True
 
     def next_attempt(self) -> Attempt | None:
         """Return the next attempt to ask a policy; `None` if the call goes upstream now."""
@@ -287,6 +292,11 @@ class RoutedCall:
         failed = partial(self.runtime.engine_failed, challenger=self._asks_challenger)
         tap = StreamTap(self.exchange, response.request, events, failed)
         install(response, tap, self.is_async, opened, b"".join(before))
+
+
+def is_replay(who: Identity) -> bool:
+    """Return whether the call is of a run that the job repeats: it is no session of a user."""
+    return who.trajectory is not None and REPLAY_OF in who.trajectory.metadata
 
 
 def pending_call() -> RoutedCall | None:

@@ -56,6 +56,7 @@ class Target:
     challenger: str | None = None  # name of the policy under test (canary or shadow), on the same engine
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float = 0.0  # percentage of the sessions answered by policies that go to the canary
+    control_percent: float = 0.0  # percentage of the sessions that upstream answers, in mode `route`
     # Why no policy can be asked although the mode is `route`; the records of such calls hold it.
     unknown: str | None = None
 
@@ -108,6 +109,7 @@ def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | Non
         challenger=route.challenger,
         challenger_state=route.challenger_state,
         challenger_percent=route.challenger_percent or 0.0,
+        control_percent=route.control_percent,
         unknown=REFUSED if refused and mode == "route" else None,
     )
     return target, refused

@@ -116,14 +116,15 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
         turn_route(connection, {"challenger": test})
     elif state == "champion":
         turn_route(connection, {"champion": name, "challenger": None})
+    elif policy.state == "champion":
+        turn_route(connection, {"champion": None, "challenger": None})
     elif challenger is not None and challenger.name == name:
         turn_route(connection, {"challenger": None})
     moved = _put(connection, policy, state, cause, share)
-    if state == "champion":
-        if champion is not None:
-            _put(connection, champion, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
-        if challenger is not None and challenger.name != name:
-            _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
+    if state == "champion" and champion is not None:
+        _put(connection, champion, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
+    if "champion" in (state, policy.state) and challenger is not None and challenger.name != name:
+        _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
     return moved
 
 

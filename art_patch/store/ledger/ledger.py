@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from art_patch.errors import StoreError
+from art_patch.errors import ConfigError, StoreError
 from art_patch.store.backends.database import Part, decide_alone
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.decisions import Cause, note
-from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, route_of
+from art_patch.store.ledger.route import CANARY_KEY, CONTROL_KEY, MODE_KEY, route_of
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
@@ -163,7 +163,8 @@ class Ledger(Part):
     ) -> Policy:
         """Change the state of a policy, and the route with it, in one transaction.
 
-        If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. A policy
+        If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. If the
+        champion is retired by itself, calls go upstream. A policy
         in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
         the policy under test is rejected, because the champion it was compared with no longer serves.
 
@@ -265,6 +266,23 @@ class Ledger(Part):
                 else:
                     decisions.set_control(connection, key, str(value))
             note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
+
+    def set_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
+        """Set the share of the sessions that stays with upstream, so that policies can be compared with it.
+
+        Running apps read the change within their poll interval. A larger share keeps the sessions of a smaller one.
+
+        Raises:
+            ConfigError: `percent` is not between 0 and 50, since policies must answer most sessions.
+        """
+        at = time.time() if now is None else now
+        if not 0 <= percent <= 50:
+            raise ConfigError(f"the control group has from 0 to 50 percent of the sessions, not {percent}")
+        with self._deciding() as connection:
+            shares: list[tuple[float, float]] = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
+            if percent != (shares[-1][1] if shares else 0.0):
+                decisions.set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
+                note(connection, who, "control group", {"percent": percent}, at)
 
     @contextmanager
     def _deciding(self) -> Generator[Connection]:

@@ -24,6 +24,8 @@ from art_patch.types import Route
 ROUTE_KEY = "route"
 MODE_KEY = "mode"
 CANARY_KEY = "canary_percent"
+CONTROL_KEY = "control_group"
+"""Since when which percentage of the sessions stays with upstream, as JSON pairs of time and percent, newest last."""
 
 # Time to connect for an app that has not opened the store yet.
 CONNECT_TIMEOUT_S = 2
@@ -34,7 +36,7 @@ _BETWEEN_LOOKS_S = 0.01
 # The route of a project as pairs of key and value; `project` is its id as an SQL expression.
 QUERY = f"""
     SELECT key, value FROM control WHERE project_id = {{project}} AND agent_id IN ({EVERY_AGENT}, {FIRST})
-    AND key IN ('{ROUTE_KEY}', '{MODE_KEY}', '{CANARY_KEY}')
+    AND key IN ('{ROUTE_KEY}', '{MODE_KEY}', '{CANARY_KEY}', '{CONTROL_KEY}')
 """
 # A store whose project has no name yet is any project's, as in `Database._bind`. Each driver has its own `mark`.
 _OF_NAME = "(SELECT id FROM projects WHERE name = {mark} OR name IS NULL ORDER BY name IS NULL LIMIT 1)"
@@ -87,6 +89,7 @@ def route_of(rows: Mapping[str, str]) -> Route:
         challenger_state=challenger.get("state"),
         challenger_percent=challenger.get("percent"),
         challenger_since=challenger.get("since"),
+        control_percent=shares[-1][1] if (shares := json.loads(rows.get(CONTROL_KEY, "[]"))) else 0.0,
     )
 
 

@@ -10,19 +10,24 @@ that the app names, else all calls whose conversations open with the same messag
 are left out of a `canary` test: their calls go on to the champion, whatever the hash says.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import Connection, Row, Select, Text, and_, cast, exists, func, or_, select
 
 from art_patch.store.backends.database import Part
+from art_patch.store.ledger import decisions
+from art_patch.store.ledger.route import CONTROL_KEY
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.types import (
     ENGINE_FULL,
     LEFT_ALONE,
+    REPLAY_OF,
     UNREACHABLE,
+    UPSTREAM_ARM,
     ArmCall,
     ArmTraffic,
     Correction,
@@ -37,6 +42,9 @@ from art_patch.types import (
 # would be another test. A test that gets so many ends, because a harm that comes later would not be seen.
 LIMIT = 200_000
 
+# So much of the past a control group's test knows. It is one test all the same: see `Bets.spread`.
+CONTROL_S = 28 * 86_400.0
+
 _GROUPS = 1_000
 _SECOND_PASSES = 100  # enough to know a judge's noise within a few percent, and few enough to follow its changes
 
@@ -45,7 +53,7 @@ _SECOND_PASSES = 100  # enough to know a judge's noise within a few percent, and
 _UNDEFENDED = ("formed", "quarantined")
 
 _C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
-_E = tables.calls.alias("earlier")
+_E, _P = tables.calls.alias("earlier"), tables.promotions
 
 # Origins of trajectories that the app did not name when it made the calls.
 _UNNAMED = ("single", "stitched")
@@ -71,17 +79,35 @@ class Evidence(Part):
                 rows = connection.execute(query.order_by(_C.c.started_at).limit(limit)).all()
             else:
                 rows = _copies_and_copied(connection, challenger, since, limit)
-            # By their end: a call counts when its outcome is known.
             calls = [
                 _call(row, challenger, champion, session) for row, session in zip(rows, _sessions(rows), strict=True)
             ]
-            calls.sort(key=lambda call: (call.at, call.id))
-            undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
-            runs = sorted({call.trajectory_id for call in calls})
-            found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
             shares = _shares(connection, challenger, since) if state == "canary" else ()
-        scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
-        return ArmTraffic(tuple(calls), tuple(scores), shares, len(rows) < limit)
+            return _traffic(connection, calls, shares, len(rows) < limit)
+
+    def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> ArmTraffic:
+        """Return the calls of the champion and of the control group since the promotion, and the scores of their runs.
+
+        These are the newest `limit` calls of at most `CONTROL_S`. Calls of runs that began before are left out.
+        """
+        with self._database.read() as connection:
+            promoted = connection.scalar(
+                select(func.max(_P.c.at)).where(_P.c.policy == champion, _P.c.to_state == "champion")
+            )
+            since = first = max(now if promoted is None else promoted, now - CONTROL_S)
+            meant = or_(_C.c.policy == champion, _C.c.fallback.is_not(None), _C.c.in_control_group)
+            query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), meant)
+            rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()[::-1]
+            if len(rows) == limit:
+                first = rows[0].started_at
+            is_old = select(_E.c.trajectory_id).where(_E.c.started_at < first)
+            out = {key for (key,) in rows_in(connection, is_old, _E.c.trajectory_id, sorted({row[1] for row in rows}))}
+            # Runs that the job repeats are no sessions of users, and are never in the control group.
+            is_replay = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
+            out.update(connection.scalars(select(_T.c.id).where(_T.c.started_at >= first, is_replay)))
+            kept = [row for row in rows if row.trajectory_id not in out]
+            calls = [_control_call(row, champion, session) for row, session in zip(kept, _sessions(kept), strict=True)]
+            return _traffic(connection, calls, _champions_shares(connection, first), first == promoted)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
@@ -162,12 +188,24 @@ class Evidence(Part):
         )
 
 
+def _traffic(
+    connection: Connection, calls: Sequence[ArmCall], shares: tuple[tuple[float, float], ...], is_whole: bool
+) -> ArmTraffic:
+    """Return the calls with the scores of their runs, by their end: a call counts when its outcome is known."""
+    undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
+    runs = sorted({call.trajectory_id for call in calls})
+    found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
+    scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
+    return ArmTraffic(tuple(sorted(calls, key=lambda call: (call.at, call.id))), tuple(scores), shares, is_whole)
+
+
 def _calls() -> Select[*tuple[Any, ...]]:
     its = _H.c.call_id == _C.c.id
     choices = select(func.count()).select_from(_H).where(its).correlate(_C).scalar_subquery()
     return select(
         _C.c.id, _C.c.trajectory_id, _C.c.session_id, _T.c.group_id, _C.c.started_at, _C.c.duration_ms, _C.c.ttft_ms,
         _C.c.policy, _C.c.status, _C.c.fallback, _C.c.completion_tokens, _C.c.shadow_of, _C.c.prompt, _T.c.origin,
+        _C.c.in_control_group,
         choices.label("choices"), exists().where(its, _H.c.finish_reason == "length").correlate(_C).label("cut"),
     ).join(_T, _T.c.id == _C.c.trajectory_id)  # fmt: skip
 
@@ -200,13 +238,32 @@ def _call(row: Row[Any], challenger: str, champion: str, session: str) -> ArmCal
     why = (reason or "").removeprefix(f"{challenger}: ")
     # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
     down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)
+    policy = "" if down or why == ENGINE_FULL else asked if fell_back else row.policy or ""
+    return _arm_call(row, session, policy, fell_back, down)
+
+
+def _control_call(row: Row[Any], champion: str, session: str) -> ArmCall:
+    """Return a call of the champion or of the control group, as it was assigned."""
+    if row.in_control_group:
+        return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
+    reason: str = row.fallback if row.policy is None and row.fallback is not None else ""
+    asked = reason.partition(": ")[0]
+    if "@" in asked and asked.rpartition("@")[2].isdigit():  # meant for a policy under test
+        return _arm_call(row, session, "", fell_back=True, down=False)
+    down = reason.startswith(UNREACHABLE) or reason == LEFT_ALONE
+    # What users get counts: if the engine is full, upstream's answer is as good as in the control group.
+    fell_back = bool(reason) and reason != ENGINE_FULL
+    return _arm_call(row, session, "" if down else champion, fell_back, down)
+
+
+def _arm_call(row: Row[Any], session: str, policy: str, fell_back: bool, down: bool) -> ArmCall:
     return ArmCall(
         id=row.id,
         trajectory_id=row.trajectory_id,
         session=session,
         group_id=row.group_id,
         at=row.started_at + row.duration_ms / 1000,
-        policy="" if down or why == ENGINE_FULL else asked if fell_back else row.policy or "",
+        policy=policy,
         status=row.status,
         fell_back=fell_back,
         duration_ms=row.duration_ms,
@@ -223,3 +280,26 @@ def _shares(connection: Connection, challenger: str, since: float) -> tuple[tupl
         table.c.policy == challenger, table.c.to_state == "canary", table.c.at >= since
     )
     return tuple((at, metrics["percent"]) for at, metrics in connection.execute(moves.order_by(table.c.at, table.c.id)))
+
+
+def _champions_shares(connection: Connection, first: float) -> tuple[tuple[float, float], ...]:
+    """Return which percentage the champion has of its own sessions and the control group's, `first` and then on."""
+    changes: list[tuple[float, int, float]] = [
+        (at, 0, percent) for at, percent in json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
+    ]
+    moves = connection.execute(select(_P.c.at, _P.c.to_state, _P.c.from_state, _P.c.metrics).order_by(_P.c.id))
+    for at, to_state, from_state, metrics in moves:
+        if to_state == "canary" or from_state == "canary":
+            changes.append((at, 1, metrics.get("percent", 0.0) if to_state == "canary" else 0.0))
+    shares, now = list[tuple[float, float]](), [0.0, 0.0]  # of the control group, and of a canary among the others
+    before = 100.0
+    for at, which, percent in sorted(changes, key=lambda change: change[0]):
+        now[which] = percent
+        control = now[0] / 100
+        champions = (1 - control) * (1 - now[1] / 100)
+        share = 100 * champions / (champions + control) if champions + control else 100.0
+        if at <= first:
+            before = share
+        else:
+            shares.append((at, share))
+    return ((first, before), *shares)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
-HEAD = "0002"
+HEAD = "0003"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
@@ -146,6 +146,7 @@ calls = _table(
     status=Text, error=_null(Text), fallback=_null(Text), untrainable=_null(Text),
     api=_default(Text, server_default="chat"), shadow_of=_null(Text), prompt_block=_null(_Hash),
     session_id=_null(Text), user_id=_null(Text),  # its trajectory's: online tests count calls by session
+    in_control_group=_default(sa.Boolean, server_default=sa.false()),
 )  # fmt: skip
 
 choices = _table(

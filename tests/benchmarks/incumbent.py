@@ -1,0 +1,165 @@
+"""How soon a control group notices that the champion is worse than upstream, and how often it is wrong.
+
+::
+
+    python tests/benchmarks/incumbent.py [--json] [--draws 20] [--large]
+
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
+targets that were not met. Minutes on two cores; `--large` adds 5,000 sessions a day and takes an hour.
+
+Each draw is the traffic of a champion and its control group as the store would hand it over, decided by
+`promotion.evidence_of` and `promotion.decide_control` as they are shipped, from the last 28 days before each look.
+Upstream is right 91 times in 100, as the bot of the field report.
+
+- `false_alarm`: equal for 30 days, 500 sessions a day, a control group of 5 %: how often the champion was retired.
+- `degraded_days_N_C`: from day 20 on the champion is worse by 0.2; N sessions a day, a control group of C percent: days
+  until it was retired, median; `degraded_found_N_C`: within 8 days. `_seldom`: a reward on a tenth of the sessions.
+- `judge_bias_days_N_C`: the champion is worse by 0.1 from its promotion on, a judge ranks it better by 0.1, and a tenth
+  of the sessions has feedback: days until it was retired, 90th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from bisect import bisect_left
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from art_patch.promotion import Begin, CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
+from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
+from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
+
+DAY = 86_400.0
+CHAMPION = "agent@1"
+CONFIG = CanaryConfig()
+RIGHT = 0.91
+CHANGE = 20.0  # the day from which on a champion is worse
+STEP = 0.125  # days between two looks that are tried
+
+TARGETS = (
+    Target("false_alarm", None, 0.05, "equal champions that were retired within 30 days"),
+    Target("degraded_days_500_5", None, 3, "days until a champion worse by 0.2 was retired, median"),
+    Target("degraded_found_500_5", 0.95, None, "of these, within 8 days"),
+    Target("degraded_days_5000_5", None, 0.5, "the same with 5,000 sessions a day"),
+    Target("judge_bias_days_5000_5", None, 21, "days until feedback undid what a judge liked, 90th percentile"),
+    Target("judge_bias_days_5000_20", None, 7, "the same with a control group of 20 %"),
+)
+
+
+class World(NamedTuple):
+    """What a champion is like."""
+
+    a_day: float
+    control: float  # share of the sessions
+    loss: float
+    change: float  # the day from which on it is worse
+    days: float  # how long it is followed
+    coverage: float = 1.0  # share of the sessions with a reward
+    judged: bool = False  # the reward is feedback, and a judge scores all sessions
+
+
+class Draw:
+    """The traffic of one champion from its promotion on."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        """Make all sessions."""
+        self.world, rng = world, random.Random(f"{world} {seed}")
+        self.calls, self.scores = list[ArmCall](), list[Score]()
+        first = max(0.0, world.change - CONTROL_S / DAY - 1)  # no look knows what was before
+        for number in range(int(first * world.a_day), int(world.days * world.a_day)):
+            at = (number + rng.random()) * DAY / world.a_day
+            kept = rng.random() < world.control
+            loss = 0.0 if kept or at < world.change * DAY else world.loss
+            key, ms = f"t{number}", rng.lognormvariate(6.5, 0.5)
+            policy = UPSTREAM_ARM if kept else CHAMPION
+            group = f"g{number // 8}" if world.judged else None
+            self.calls.append(ArmCall(key, key, key, group, at + ms / 1000, policy, "ok", False, ms, None, False))
+            right = float(rng.random() < RIGHT - loss)
+            if rng.random() < world.coverage:
+                name = "thumbs" if world.judged else "reward"
+                self.scores.append(Score(f"r{number}", key, name, right, "user", at + 30))
+            if world.judged:
+                liked = min(1.0, max(0.0, rng.gauss(0.6 if kept else 0.7, 0.15)))
+                self.scores.append(Score(f"j{number}", key, "ruler", liked, "ruler", at + 3_600, group_id=group))
+
+    def is_retired(self, day: float) -> bool:
+        """Whether a look at this day retires the champion."""
+        now = day * DAY
+        since = max(0.0, now - CONTROL_S)
+        begin, end = (bisect_left(self.calls, at, key=lambda call: call.at) for at in (since, now))
+        calls = tuple(self.calls[begin:end])
+        ids = {call.trajectory_id for call in calls}
+        scores = tuple(score for score in self.scores if score.trajectory_id in ids and score.at <= now)
+        traffic = ArmTraffic(calls, scores, ((since, 100 * (1 - self.world.control)),), since == 0.0)
+        found = evidence_of(traffic, challenger=CHAMPION, champion=UPSTREAM_ARM, state="canary", now=now)
+        return decide_control(found, begin=Begin(since, since == 0.0), config=CONFIG).action == "roll back"
+
+
+def retired_after(world: World, seed: int) -> float:
+    """Days after the change until a look retires the champion; infinite if none does."""
+    draw = Draw(world, seed)
+    # A proof stands in all later looks that know its sessions, so the first look that sees it is found by halving.
+    low, high = 0, round((world.days - world.change) / STEP)
+    if not draw.is_retired(world.change + high * STEP):
+        return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if draw.is_retired(world.change + middle * STEP) else (middle, high)
+    return high * STEP
+
+
+def is_wrong(world: World, seed: int) -> bool:
+    """Whether any look, one every other day, retires an equal champion."""
+    draw = Draw(world, seed)
+    return any(draw.is_retired(day) for day in range(2, round(world.days) + 1, 2))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--large", action="store_true", help="5,000 sessions a day, too")
+    arguments = parser.parse_args()
+    sizes = (50, 500, 5_000) if arguments.large else (50, 500)
+    metrics = dict[str, float]()
+    with get_context("spawn").Pool(2) as pool:
+
+        def days(world: World) -> list[float]:
+            draws = max(4, arguments.draws // 4) if world.a_day > 500 else arguments.draws
+            return sorted(pool.imap_unordered(partial(retired_after, world), range(draws)))
+
+        equal = World(500, 0.05, 0.0, 0.0, 30)
+        metrics["false_alarm"] = fmean(pool.imap_unordered(partial(is_wrong, equal), range(arguments.draws)))
+        say(f"equal for 30 days: {metrics['false_alarm']:.3f} retired")
+        for a_day in sizes:
+            for control in (0.05, 0.2):
+                for coverage, more in ((1.0, ""), (0.1, "_seldom")):
+                    found = days(World(a_day, control, 0.2, CHANGE, CHANGE + 8, coverage))
+                    name = f"{a_day}_{100 * control:g}{more}"
+                    metrics[f"degraded_found_{name}"] = fmean(day <= 8 for day in found)
+                    if math.isfinite(median(found)):
+                        metrics[f"degraded_days_{name}"] = median(found)
+                    say(f"worse by 0.2, {name}: {metrics[f'degraded_found_{name}']:.2f} found, {median(found)} days")
+                if a_day >= 500:
+                    found = days(World(a_day, control, 0.1, 0.0, 28.0, 0.1, True))
+                    metrics[f"judge_bias_found_{a_day}_{100 * control:g}"] = fmean(map(math.isfinite, found))
+                    if math.isfinite(p90 := quantiles(found, n=10)[-1]):
+                        metrics[f"judge_bias_days_{a_day}_{100 * control:g}"] = p90
+                    say(f"a judge likes what is worse by 0.1, {a_day} {control:.0%}: {found}")
+    metrics["draws"] = arguments.draws
+    finish(metrics, TARGETS, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The control group over a real store: a champion that is proven worse than upstream leaves the calls to it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from art_patch._lib.ids import new_id
+from art_patch.pipeline import control_once, watch
+from art_patch.promotion import CanaryConfig
+from art_patch.store import Store, open_store
+from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
+
+OLD, NEW = "agent@0", "agent@1"
+DAY = 86_400.0
+CONFIG = CanaryConfig()
+
+
+def project(directory: Path, *, control: float, since: float) -> Store:
+    """A champion of its second step, promoted then."""
+    store = open_store(f"sqlite:///{directory}/store.db")
+    store.ledger.set_control_group(control, who="test", now=since)
+    store.ledger.add_base(OLD, "base", "0" * 64, who="test", now=since)
+    candidate = Policy(NEW, "base", "0" * 64, "candidate", since, path="agent@1", parent=OLD)
+    store.ledger.add_candidate(candidate, trained_on=[], who="test")
+    store.ledger.move(NEW, "champion", who="test", reason="it won", now=since)
+    return store
+
+
+def record(store: Store, *, since: float, days: float, right: float, a_day: int = 200, control: float = 0.2) -> None:
+    """Sessions of one call: upstream is right nine times in ten, the champion this often."""
+    rng, records = random.Random(0), list[Any]()
+    for number in range(int(days * a_day)):
+        at, run, kept = since + 60 + number * DAY / a_day, new_id(), rng.random() < control
+        only = Choice(0, {"role": "assistant", "content": "three plums"}, "stop")
+        records += [
+            TrajectoryInfo(run, at, session_id=f"visit {run}"),
+            Call(
+                id=new_id(), trajectory_id=run, started_at=at, requested_model="m", choices=(only,),
+                messages=({"role": "user", "content": "how many?"},), policy=None if kept else NEW,
+                duration_ms=100.0, completion_tokens=4, in_control_group=kept,
+            ),
+            Score(new_id(), run, "thumbs", float(rng.random() < (0.9 if kept else right)), "user", at + 30),
+        ]  # fmt: skip
+    store.write(records)
+
+
+def test_a_champion_that_is_worse_leaves_the_calls_to_upstream(tmp_path: Path):
+    store = project(tmp_path, control=20, since=1_000.0)
+    record(store, since=1_000.0, days=5, right=0.6)
+    verdict = control_once(store, CONFIG, who="test", now=1_000.0 + 5 * DAY)
+    assert verdict is not None
+    assert verdict.action == "roll back"
+    assert store.ledger.route().champion is None
+    last = store.ledger.history(limit=1)[0]
+    assert (last["policy"], last["to_state"], last["who"]) == (NEW, "retired", "test")
+    assert last["reason"].startswith("worse than upstream, which answers from now on: its people's feedback is worse")
+    assert last["metrics"]["control"]["signals"]["feedback"]["says"] == "worse"
+    # Nothing is left to compare, and nothing is decided twice.
+    assert control_once(store, CONFIG, who="test") is None
+    store.close()
+
+
+def test_an_equal_champion_stays_and_without_a_group_nothing_is_looked_at(tmp_path: Path):
+    store = project(tmp_path, control=20, since=1_000.0)
+    record(store, since=1_000.0, days=5, right=0.9)
+    verdict = control_once(store, CONFIG, who="test", now=1_000.0 + 5 * DAY)
+    assert verdict is not None
+    assert verdict.action == "go on"
+    assert store.ledger.route().champion == NEW
+    store.ledger.set_control_group(0, who="test")
+    assert control_once(store, CONFIG, who="test") is None
+    store.close()
+
+
+def test_whoever_watches_acts(tmp_path: Path):
+    since = time.time() - 5 * DAY
+    store = project(tmp_path, control=20, since=since)
+    record(store, since=since, days=4.9, right=0.6)
+    stop = Event()
+    thread = Thread(target=lambda: watch(store, None, CONFIG, who="the server", stop=stop, every_s=0.1))
+    thread.start()
+    until = time.monotonic() + 60
+    while store.ledger.route().champion is not None and time.monotonic() < until:
+        time.sleep(0.05)
+    stop.set()
+    thread.join(60)
+    assert store.ledger.history(limit=1)[0]["who"] == "the server"
+    store.close()
