@@ -142,7 +142,7 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     # It passed its gate in an earlier cycle and waits for a person; another gate could only cost more.
     elif run.config.promotion == "approve" and "waits" in candidate.metrics:
         reason = candidate.metrics["waits"]["reason"]
-        return promote_policy.waits_for_approval(run, champion, candidate, reason)
+        return promote_policy.waits_for_approval(run, candidate, reason)
     limit.check()
     ask_first(run)
     if run.gate_judge is not None:

@@ -88,10 +88,13 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
 def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metrics: JSON) -> CycleReport:
     """Treat a candidate that passed the gate as `CycleConfig.promotion` says."""
     ledger, engine = run.store.ledger, run.engine
-    if run.config.promotion == "approve":
+    is_retired = ledger.champion() is None
+    if is_retired:  # worse than upstream, so who beats it need not be better than upstream
+        reason += f"; upstream answers since {champion.name} was retired"
+    if is_retired or run.config.promotion == "approve":
         # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.
         ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
-        return waits_for_approval(run, champion, candidate, reason)
+        return waits_for_approval(run, candidate, reason)
     # This also checks the lease: a cycle that lost it during the gate must not promote.
     run.progress("promote", 0, 1, candidate.name)
     if run.config.promotion == "canary":
@@ -106,10 +109,12 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
     return report
 
 
-def waits_for_approval(run: Cycle, champion: Policy, candidate: Policy, reason: str) -> CycleReport:
+def waits_for_approval(run: Cycle, candidate: Policy, reason: str) -> CycleReport:
     """Return the report of a cycle whose candidate passed the gate and waits for a person's approval."""
     todo = f"`art-patch promote {candidate.name}` lets it serve"
-    return CycleReport("waits for approval", f"{reason}; {todo}", champion.name, candidate.name, run.metrics)
+    serves = run.store.ledger.champion()
+    why = f"{reason}; {todo}"
+    return CycleReport("waits for approval", why, serves.name if serves else None, candidate.name, run.metrics)
 
 
 def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> CycleReport | None:
@@ -226,14 +231,18 @@ def watch(
     """
     trouble, control_at = "", 0.0
     while not stop.is_set():
-        began, pause_s = time.perf_counter(), every_s
+        pause_s = every_s
         try:
-            report = watch_once(store, engine, config, who=who)
-            if time.monotonic() >= control_at:
-                control_at = time.monotonic() + CONTROL_EVERY_S
+            # First, and with a pause of its own: neither an engine that fails the challenger nor a long look at one of
+            # the two may keep the other from being looked at.
+            if (began := time.monotonic()) >= control_at:
+                control_at = began + CONTROL_EVERY_S
                 verdict = control_once(store, config, who=who)
                 if verdict is not None and verdict.action == "roll back":
                     log.warning("the champion was retired: %s", verdict.reason)
+                control_at = max(control_at, time.monotonic() + _REST * (time.monotonic() - began))
+            began = time.monotonic()
+            report = watch_once(store, engine, config, who=who)
         except ArtPatchError as error:
             # A server that is down for the night is one line, and one that is being stopped is none.
             if str(error) != trouble and not stop.is_set():
@@ -244,7 +253,7 @@ def watch(
             if report.outcome in ("rejected", "promoted"):
                 log.warning("%s was %s: %s", report.challenger, report.outcome, report.reason)
             else:  # a verdict is acted upon, which takes the engine's time and says nothing about the next look's
-                pause_s = max(every_s, _REST * (time.perf_counter() - began))
+                pause_s = max(every_s, _REST * (time.monotonic() - began))
             if on_report is not None:
                 on_report(report)
         stop.wait(pause_s)

@@ -139,7 +139,7 @@ def _before(ledger: Ledger) -> list[str]:
         # A move back to the champion before is a rollback: the champion that it left is no longer an earlier one.
         if stack[-2:-1] == [name]:
             stack.pop()
-        else:
+        elif stack[-1:] != [name]:  # else it serves again after nobody did: it is not its own predecessor
             stack.append(name)
     return stack[:-1]
 

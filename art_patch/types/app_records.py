@@ -40,6 +40,8 @@ UNREACHABLE = "the engine cannot be reached"
 """Begin of `Call.fallback` of a call that found no engine. It tells nothing about the policy, either."""
 LEFT_ALONE = "the engine failed repeatedly and is left alone for a moment"
 """`Call.fallback` while a circuit breaker is open: the champion's, or that of the policy under test."""
+REFUSED = "the engine's address or key cannot be used"
+"""`Call.fallback` in a process that may ask no policy at all, because of its own settings: nothing was assigned."""
 
 WAIT_HEADER = "x-art-patch-wait"
 """Header of a request to the engine: how many seconds it may have to wait for its turn, else it is refused at once."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+import openai
 
 import art_patch as art
 from art_patch.types import REPLAY_OF, Route
@@ -85,3 +88,24 @@ def test_a_process_without_an_engine_to_ask_has_none(bench, client):
     turn(bench, runtime, 50, champion=None)
     assert len(kept(bench, client, 20)) == 20
     assert not any(call.in_control_group for call in bench.sink.calls)
+
+
+def test_in_mode_canary_it_has_its_share_of_the_sessions_that_policies_may_answer(bench, client):
+    runtime = bench.patch()
+    turn(bench, runtime, 50, mode="canary", canary_percent=50.0)
+    kept(bench, client, 60)
+    # Two runs of one call each in a session.
+    sides = Counter((call.policy, call.in_control_group) for call in bench.sink.calls)
+    assert set(sides) == {(CHAMPION, False), (None, True), (None, False)}
+    assert 10 <= sides[None, True] <= 50
+    assert sides[None, False] >= 30
+
+
+def test_calls_to_the_engine_itself_are_in_no_group(bench):
+    runtime = bench.patch()
+    turn(bench, runtime, 50)
+    with openai.OpenAI(api_key="k", base_url=bench.local.url, max_retries=0) as client:
+        for session in range(10):
+            with art.trajectory(session_id=f"s{session}"):
+                client.chat.completions.create(**ASK)
+    assert [call.in_control_group for call in bench.sink.calls] == [False] * 10

@@ -9,7 +9,8 @@ from threading import Event, Thread
 from typing import Any
 
 from art_patch._lib.ids import new_id
-from art_patch.pipeline import control_once, watch
+from art_patch.errors import EngineError
+from art_patch.pipeline import control_once, promote_policy, watch
 from art_patch.promotion import CanaryConfig
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
@@ -89,4 +90,20 @@ def test_whoever_watches_acts(tmp_path: Path):
     stop.set()
     thread.join(60)
     assert store.ledger.history(limit=1)[0]["who"] == "the server"
+    store.close()
+
+
+def test_a_test_that_cannot_be_looked_at_hides_no_harm(tmp_path: Path, monkeypatch: Any):
+    since = time.time() - 5 * DAY
+    store = project(tmp_path, control=20, since=since)
+    record(store, since=since, days=4.9, right=0.6)
+    stop = Event()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        stop.set()
+        raise EngineError("the canary has won, and no engine can load it")
+
+    monkeypatch.setattr(promote_policy, "watch_once", fails)
+    watch(store, None, CONFIG, who="the server", stop=stop, every_s=0.1)
+    assert store.ledger.route().champion is None
     store.close()

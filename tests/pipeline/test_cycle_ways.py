@@ -143,6 +143,22 @@ def test_who_was_tested_against_a_champion_that_a_person_replaced_meanwhile_is_r
     assert place.states() == {"agent@0": "retired", "agent@7": "champion", "agent@1": "rejected"}
 
 
+@pytest.mark.parametrize("promotion", ["auto", "canary"])
+def test_who_beat_a_champion_that_was_retired_meanwhile_waits_for_a_person(place: Place, judge: Judge, promotion: Any):
+    rewarded_traffic(place)
+
+    def work(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "gate: judge" and place.store.ledger.champion() is not None:
+            place.store.ledger.move("agent@0", "retired", who="the server", reason="worse than upstream")
+
+    config = replace(TRAINING, promotion=promotion)
+    report = retrain(place.store, place.client, judge, place.adapters, config, who="test", progress=work, now=100.0)
+    assert (report.outcome, report.champion) == ("waits for approval", None)
+    assert "upstream answers since agent@0 was retired" in report.reason
+    assert place.states() == {"agent@0": "retired", "agent@1": "candidate"}
+    assert place.store.ledger.route().champion is None
+
+
 def test_a_cycle_that_fails_leaves_a_report_too(place: Place):
     place.traffic()
     dead = Judge(STAND_IN_MODEL, base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0, pause_s=0.0)

@@ -164,6 +164,12 @@ def test_one_goes_back_to_whom_the_champion_replaced(store: Store, moves: Any, s
     assert follow(store, *moves) == [f"agent@{step}" for step in served]
 
 
+def test_who_was_retired_alone_and_serves_again_is_not_its_own_predecessor(store: Store):
+    follow(store, 1)
+    store.ledger.move("agent@1", "retired", who="me", reason="worse than upstream")
+    assert follow(store, 1, "back") == ["agent@1", "agent@0"]
+
+
 def test_nobody_goes_back_to_what_was_rejected_since(store: Store):
     follow(store, 1, 2, 3)
     store.ledger.move("agent@2", "rejected", who="me", reason="never again")

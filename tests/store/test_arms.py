@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from art_patch.store import Store, open_store
-from art_patch.types import ENGINE_FULL, ArmCall, Choice, Group, Score
+from art_patch.types import ENGINE_FULL, REFUSED, ArmCall, Choice, Group, Score
 from tests.support.store_samples import call, info
 
 NEW, OLD = "agent@1", "agent@0"
@@ -33,6 +33,7 @@ def test_a_canarys_calls_and_the_champions_since_it_began(store: Store):
         call("left by the champion", "t2", 14.0, policy=None, fallback="the engine did not answer in time"),
         call("no room", "t1", 15.0, policy=None, fallback=f"{NEW}: {ENGINE_FULL}"),
         call("no room for the champion", "t2", 16.0, policy=None, fallback=ENGINE_FULL),
+        call("of a process that may ask none", "t2", 17.0, policy=None, fallback=REFUSED),
     ])  # fmt: skip
     found = traffic(store)
     assert found.calls == (
@@ -42,9 +43,10 @@ def test_a_canarys_calls_and_the_champions_since_it_began(store: Store):
         ArmCall("left by the champion", "t2", "t2", None, 14.005, OLD, "ok", True, 5.0, 1.5, False),
         ArmCall("no room", "t1", "visit", None, 15.005, "", "ok", True, 5.0, 1.5, False),
         ArmCall("no room for the champion", "t2", "t2", None, 16.005, "", "ok", True, 5.0, 1.5, False),
+        ArmCall("of a process that may ask none", "t2", "t2", None, 17.005, "", "ok", True, 5.0, 1.5, False),
     )
     counts = store.read.counts()
-    assert (counts["calls_fell_back"], counts["calls_engine_full"]) == (4, 2)
+    assert (counts["calls_fell_back"], counts["calls_engine_full"]) == (5, 2)
     assert found.scores == ()
 
 

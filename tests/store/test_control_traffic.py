@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from art_patch.errors import ConfigError
+from art_patch.promotion import evidence_of
 from art_patch.store import Store
 from art_patch.store.queries.evidence import CONTROL_S
-from art_patch.types import ENGINE_FULL, LEFT_ALONE, REPLAY_OF, UNREACHABLE, UPSTREAM_ARM, Policy, Score
+from art_patch.types import ENGINE_FULL, LEFT_ALONE, REFUSED, REPLAY_OF, UNREACHABLE, UPSTREAM_ARM, Policy, Score
 from tests.support.store_samples import call, info
 
 OLD, NEW = "agent@0", "agent@1"
@@ -36,6 +37,7 @@ def test_the_champions_calls_and_the_control_groups_since_the_promotion(serving:
         call("down", "t1", 107.0, policy=None, fallback=UNREACHABLE),
         call("left alone", "t1", 108.0, policy=None, fallback=LEFT_ALONE),
         call("tested", "t1", 109.0, policy=None, fallback=f"{NEW}: the engine answered HTTP 500"),
+        call("refused", "t1", 109.5, policy=None, fallback=REFUSED),
         call("copy", "t3", 110.0, policy=OLD, shadow_of="theirs"),
         replace(info("t5", metadata={REPLAY_OF: "t1"}), started_at=111.0), call("repeated", "t5", 111.0, policy=OLD),
     ])  # fmt: skip
@@ -49,9 +51,24 @@ def test_the_champions_calls_and_the_control_groups_since_the_promotion(serving:
         ("full", OLD, "visit", False, False),
         ("down", "", "visit", True, True),
         ("left alone", "", "visit", True, True),
-        ("tested", "", "visit", True, False),
+        ("tested", NEW, "visit", False, False),
+        ("refused", "", "visit", True, False),
     ]
     assert (found.scores, found.shares, found.is_whole) == ((said,), ((100.0, 95.0),), True)
+
+
+def test_a_session_belongs_to_whom_its_first_call_was_meant_for_a_canary_included(serving: Store):
+    serving.write([
+        info("t1", session_id="tested"), info("t2", session_id="tested"),
+        info("t3", session_id="ours"), info("t4", session_id="ours"), info("t5", session_id="ours"),
+        call("by the canary", "t1", 110.0, policy=NEW), call("after its test", "t2", 120.0, policy=OLD),
+        call("by the champion", "t3", 110.0, policy=OLD), call("in the test", "t4", 115.0, policy=NEW),
+        call("failed in it", "t5", 120.0, policy=None, fallback=f"{NEW}: the engine answered HTTP 500"),
+    ])  # fmt: skip
+    found = serving.evidence.control_traffic(champion=OLD, now=900.0)
+    evidence = evidence_of(found, challenger=OLD, champion=UPSTREAM_ARM, state="canary", now=900.0)
+    # Nothing that only a session of the champion can meet leaves it out.
+    assert [(one.challenger, one.value) for one in evidence.observations["failed"]] == [(True, 0.0)]
 
 
 def test_the_champions_share_of_both_follows_the_control_group_and_a_canary(serving: Store):

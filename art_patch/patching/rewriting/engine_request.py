@@ -146,8 +146,8 @@ class EngineClients:
         known = self._engine_clients.get(client)
         # An app may change `base_url` of a client, or its pool, at any time.
         if known is None or known.address != address or known.pool is not pool or known.base_url is not base_url:
-            itself = str(base_url).rstrip("/") == (target.base_url or "").rstrip("/")
-            known = _Known(address, pool, base_url, None if itself else self._copy_for(pool, address, is_async))
+            made = None if is_engine(client, target) else self._copy_for(pool, address, is_async)
+            known = _Known(address, pool, base_url, made)
             self._engine_clients[client] = known
         return known.client
 
@@ -169,6 +169,11 @@ class EngineClients:
         if known is None or known[0] != address:
             known = self._pools[owner] = (address, _make_pool(address, is_async))
         return known[1]
+
+
+def is_engine(client: Any, target: Target) -> bool:
+    """Return whether the base URL of the app's client is the engine's: its calls are left alone."""
+    return str(client.base_url).rstrip("/") == (target.base_url or "").rstrip("/")
 
 
 def engine_client(target: Target) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
-from art_patch.patching.rewriting.engine_request import patience_s
+from art_patch.patching.rewriting.engine_request import is_engine, patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
 from art_patch.patching.routing import target as routing
 from art_patch.patching.runtime import Runtime
@@ -87,7 +87,9 @@ class RoutedCall:
             self.routed = False
         elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
-        elif not is_replay(self._identity) and in_share(key, target.control_percent / 100, "control"):
+        is_in = self.routed and in_share(key, target.control_percent / 100, "control")
+        # Upstream answers a repeated run of no user, and an app that asks the engine itself, for reasons of their own.
+        if is_in and not is_replay(self._identity) and not is_engine(self.client, target):
             # A shadow's copies are compared with the champion's answers.
             self.routed = self.exchange.shadow = False
             self.exchange.in_control_group = True

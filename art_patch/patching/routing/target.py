@@ -28,11 +28,9 @@ from art_patch.errors import ConfigError
 from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlow
 from art_patch.recording import in_share
 from art_patch.settings import Settings
-from art_patch.types import ENGINE_FULL, UNREACHABLE, Mode, Route
+from art_patch.types import ENGINE_FULL, REFUSED, UNREACHABLE, Mode, Route
 
 _ASKING = frozenset({"route", "canary", "shadow"})
-
-REFUSED = "the engine's address or key cannot be used"
 
 # Sent to an engine that needs no key, because the SDK cannot send none.
 NO_KEY = "none"
@@ -56,7 +54,7 @@ class Target:
     challenger: str | None = None  # name of the policy under test (canary or shadow), on the same engine
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float = 0.0  # percentage of the sessions answered by policies that go to the canary
-    control_percent: float = 0.0  # percentage of the sessions that upstream answers, in mode `route`
+    control_percent: float = 0.0  # percentage of the routed sessions that upstream answers
     # Why no policy can be asked although the mode is `route`; the records of such calls hold it.
     unknown: str | None = None
 

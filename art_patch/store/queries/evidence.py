@@ -2,8 +2,8 @@
 
 The calls of a test are read without texts. If a policy failed and upstream answered in its place, the call counts for
 the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
-with no name if the champion failed. If the engine was full or could not be reached, the call counts for no policy: its
-`policy` is empty.
+with no name if the champion failed. If the engine was full or could not be reached, or the app's process may ask none,
+the call counts for no policy: its `policy` is empty.
 
 A session is what is assigned to a policy by one hash (`routing.target.sticky_key`): a `session_id`, else a trajectory
 that the app names, else all calls whose conversations open with the same messages. Runs that had begun before the test
@@ -25,6 +25,7 @@ from art_patch.store.schema import tables
 from art_patch.types import (
     ENGINE_FULL,
     LEFT_ALONE,
+    REFUSED,
     REPLAY_OF,
     UNREACHABLE,
     UPSTREAM_ARM,
@@ -95,7 +96,8 @@ class Evidence(Part):
                 select(func.max(_P.c.at)).where(_P.c.policy == champion, _P.c.to_state == "champion")
             )
             since = first = max(now if promoted is None else promoted, now - CONTROL_S)
-            meant = or_(_C.c.policy == champion, _C.c.fallback.is_not(None), _C.c.in_control_group)
+            # A canary's too: its sessions go on with the champion when its test ends, and are not the champion's then.
+            meant = or_(_C.c.policy.is_not(None), _C.c.fallback.is_not(None), _C.c.in_control_group)
             query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), meant)
             rows = connection.execute(query.order_by(_C.c.started_at.desc()).limit(limit)).all()[::-1]
             if len(rows) == limit:
@@ -238,22 +240,26 @@ def _call(row: Row[Any], challenger: str, champion: str, session: str) -> ArmCal
     why = (reason or "").removeprefix(f"{challenger}: ")
     # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
     down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)
-    policy = "" if down or why == ENGINE_FULL else asked if fell_back else row.policy or ""
+    policy = "" if down or why in (ENGINE_FULL, REFUSED) else asked if fell_back else row.policy or ""
     return _arm_call(row, session, policy, fell_back, down)
 
 
 def _control_call(row: Row[Any], champion: str, session: str) -> ArmCall:
-    """Return a call of the champion or of the control group, as it was assigned."""
+    """Return a call as it was assigned: to the champion, to the control group, or to a policy under test."""
     if row.in_control_group:
         return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
-    reason: str = row.fallback if row.policy is None and row.fallback is not None else ""
-    asked = reason.partition(": ")[0]
+    if row.policy is not None:
+        return _arm_call(row, session, row.policy, fell_back=False, down=False)
+    reason = str(row.fallback)
+    asked, _, why = reason.partition(": ")
     if "@" in asked and asked.rpartition("@")[2].isdigit():  # meant for a policy under test
-        return _arm_call(row, session, "", fell_back=True, down=False)
+        # What befell it in a session that the champion had begun is no failure of the champion's, and keeps the session
+        # in: a session of the control group cannot meet it.
+        down = why.startswith(UNREACHABLE)
+        return _arm_call(row, session, "" if down else asked, fell_back=False, down=down)
     down = reason.startswith(UNREACHABLE) or reason == LEFT_ALONE
     # What users get counts: if the engine is full, upstream's answer is as good as in the control group.
-    fell_back = bool(reason) and reason != ENGINE_FULL
-    return _arm_call(row, session, "" if down else champion, fell_back, down)
+    return _arm_call(row, session, "" if down or reason == REFUSED else champion, reason != ENGINE_FULL, down)
 
 
 def _arm_call(row: Row[Any], session: str, policy: str, fell_back: bool, down: bool) -> ArmCall:
