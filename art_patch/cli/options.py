@@ -280,19 +280,15 @@ def make_judge(
 
 
 def _make_gate_judge(chosen: Settings, budget: rewards.Budget) -> rewards.Judge | None:
-    if chosen.gate_judge is None:
-        if chosen.gate_judge_base_url is not None or chosen.gate_judge_api_key is not None:
-            raise ConfigError("the gate's judge has an address or key and no name; set ART_PATCH_GATE_JUDGE, too")
-        if chosen.gate_rubric is None:
-            return None
-        return make_judge(chosen.model_copy(update={"rubric": chosen.gate_rubric}), budget)
-    return rewards.Judge(
-        chosen.gate_judge,
-        base_url=chosen.gate_judge_base_url,
-        api_key=chosen.gate_judge_api_key,
-        rubric=rewards.load_rubric(chosen.gate_rubric or chosen.rubric),
-        budget=budget,
-    )
+    address, key = chosen.gate_judge_base_url, chosen.gate_judge_api_key
+    own: dict[str, Any] = {"rubric": chosen.gate_rubric or chosen.rubric}
+    if chosen.gate_judge is not None:
+        own |= {"judge": chosen.gate_judge, "judge_base_url": address, "judge_api_key": key}
+    elif address is not None or key is not None:
+        raise ConfigError("the gate's judge has an address or key and no name; set ART_PATCH_GATE_JUDGE, too")
+    elif chosen.gate_rubric is None:
+        return None
+    return make_judge(chosen.model_copy(update=own), budget)
 
 
 def make_embed(chosen: Settings) -> grouping.Embed | None:

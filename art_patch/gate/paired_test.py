@@ -236,18 +236,19 @@ class Finding:
     words: str
 
 
-def scenario_means(pairs: Iterable[Pair]) -> dict[str, tuple[float, float]]:
-    """Return (mean of the candidate, mean of the champion) by scenario, averaged over its turns."""
+def scenario_means(
+    pairs: Iterable[Pair], user_of: Mapping[str, str | None]
+) -> tuple[dict[str, tuple[float, float]], list[Hashable]]:
+    """Return (mean of the candidate, mean of the champion) by scenario, over its turns; and each scenario's unit.
+
+    The unit is the scenario's user, or the scenario itself if its user is not known.
+    """
     turns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key, of_candidate, of_champion in pairs:
         turns[key].append((of_candidate, of_champion))
-    return {key: means_of(both) for key, both in turns.items()}
-
-
-def units_of(keys: Iterable[str], user_of: Mapping[str, str | None]) -> list[Hashable]:
-    """Return the unit of each scenario: its user, or the scenario itself if its user is not known."""
     # A tuple, because a user may be named like a scenario.
-    return [(None, key) if user_of.get(key) is None else user_of[key] for key in keys]
+    units: list[Hashable] = [(None, key) if user_of.get(key) is None else user_of[key] for key in turns]
+    return {key: means_of(both) for key, both in turns.items()}, units
 
 
 def means_of(pairs: Collection[tuple[float, float]]) -> tuple[float, float]:
@@ -266,7 +267,7 @@ def not_worse(
     has both policies' values of the metric for each turn; turns of one scenario are averaged first. `user_of` has the
     users of the scenarios.
     """
-    by_scenario = scenario_means(pairs)
+    by_scenario, units = scenario_means(pairs, user_of)
     if not by_scenario:
         return Finding(name, None, None, allowed, False, f"{name}: nothing to compare")
     ours, theirs = means_of(by_scenario.values())
@@ -274,7 +275,6 @@ def not_worse(
         return Finding(name, None, None, allowed, False, f"{name}: a metric is not finite")
     sign = -1.0 if less_is_better else 1.0
     better = [sign * (a - b) for a, b in by_scenario.values()]
-    units = units_of(by_scenario, user_of)
     # A check may speak of few users' scenarios only. Then the scenarios are the units.
     bound = lower_bound(better, level, units=units if len(set(units)) >= fewest(level) else None, seed=seed)
     words = f"{name} {ours:.3g} against {theirs:.3g}"

@@ -36,7 +36,6 @@ from art_patch.gate.paired_test import (
     scenario_means,
     scenarios_needed,
     spread,
-    units_of,
 )
 from art_patch.types import JSON
 
@@ -69,8 +68,8 @@ def decide(
     for key, ours, theirs in pairs:
         if not (math.isfinite(ours) and math.isfinite(theirs)):
             return Verdict(False, f"a score of scenario {_short(key)} is not finite", {"scenarios": 0})
-    by_scenario = scenario_means(pairs)
-    units, users = units_of(by_scenario, user_of), len({user_of.get(key) for key in by_scenario} - {None})
+    by_scenario, units = scenario_means(pairs, user_of)
+    users = len({user_of.get(key) for key in by_scenario} - {None})
     count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
     metrics: dict[str, Any] = {"scenarios": count} | ({"users": users} if users else {})
     if count < least:
@@ -204,8 +203,8 @@ def paired_gain(
     name: str, pairs: Sequence[Pair], *, user_of: Mapping[str, str | None] = NO_USERS, seed: int = 0
 ) -> Gain:
     """Return the gain from both policies' values of each turn, with the limits of the sign-flip test."""
-    by_scenario = scenario_means(pairs)
-    units, differences = units_of(by_scenario, user_of), [ours - theirs for ours, theirs in by_scenario.values()]
+    by_scenario, units = scenario_means(pairs, user_of)
+    differences = [ours - theirs for ours, theirs in by_scenario.values()]
     low, high = (
         sign * lower_bound([sign * each for each in differences], _SIDE, units=units, seed=seed) for sign in (1, -1)
     )

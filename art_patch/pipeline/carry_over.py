@@ -18,16 +18,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from art_patch import policies, promotion
+from art_patch import policies, promotion, training
 from art_patch.errors import Busy, EngineError
 from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.types import CONTINUABLE, JSON, Policy
-
-if TYPE_CHECKING:
-    from art_patch.training import Start
 
 GATE_RUNS = "gate"  # name of the project's directory for scratch stores, which exist only while a gate repeats runs
 _SEEMS_BETTER = "seems_better"
@@ -118,7 +114,9 @@ def rival_of(policy: Policy, known: Mapping[str, Policy]) -> str | None:
     return next((name for name in line if name not in known or not _seems_better(known[name])), None)
 
 
-def start_of(policies: Sequence[Policy], champion: Policy, start: "Start") -> tuple[Policy, tuple[Policy, ...]]:
+def start_of(
+    policies: Sequence[Policy], champion: Policy, start: "training.Start"
+) -> tuple[Policy, tuple[Policy, ...]]:
     """Return the policy that the next update starts from, and the candidates that are not continued any more.
 
     `policies` are all of the store, oldest first; `start` is the setting of `TrainConfig`. Candidates of former

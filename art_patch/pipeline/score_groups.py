@@ -5,19 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from art_patch import grouping, rewards
 from art_patch._lib.ids import new_id
 from art_patch.pipeline.cycle_run import CycleConfig, Run
-from art_patch.types import Call, Choice, Group, Score, Trajectory, TrajectoryInfo
-
-if TYPE_CHECKING:
-    from art_patch.store import Store
+from art_patch.store import Store
+from art_patch.trajectories import as_run
+from art_patch.types import Group, Score, Trajectory
 
 
 def form(
-    pending: Sequence[Trajectory], config: CycleConfig, store: "Store", new_id: Callable[[], str]
+    pending: Sequence[Trajectory], config: CycleConfig, store: Store, new_id: Callable[[], str]
 ) -> grouping.Grouping:
     """Return the groups that a cycle would form of `pending` (ungrouped runs, oldest first), without writing them."""
     return grouping.form_groups(
@@ -103,13 +102,9 @@ def ask_first(run: Run, judge: rewards.OrderedJudge | None = None) -> None:
     name = "judge" if judge is None else "gate judge"
     if name in run.metrics or (judge is None and run.metrics.get("score", {}).get("calls")):
         return
-
-    def attempt(said: str) -> Trajectory:
-        asked, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": said}
-        call = Call(said, said, run.now, "", (asked,), (Choice(0, answer, "stop"),))
-        return Trajectory(TrajectoryInfo(said, run.now), (call,))
-
-    group = Group(new_id(), "", "single", (attempt("4"), attempt("5")))
+    question = {"role": "user", "content": "What is 2 + 2?"}
+    attempts = (as_run(said, [question, {"role": "assistant", "content": said}], (), what=name) for said in ("4", "5"))
+    group = Group(new_id(), "", "single", tuple(attempts))
     if not _needs_judge(run, group):
         return
     keep = run.store.ledger.add_judgement

@@ -17,14 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from art_patch import store
 from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
 from art_patch.serving import EngineClient
 from art_patch.types import CHALLENGERS, JSON, Policy
-
-if TYPE_CHECKING:
-    from art_patch.store import Ledger
 
 # Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
@@ -55,7 +53,7 @@ def ensure_loaded(engine: EngineClient, name: str) -> None:
 
 
 def promote(
-    ledger: Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None
+    ledger: store.Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> Policy:
     """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed."""
     _prove(ledger, engine, name)
@@ -68,7 +66,7 @@ def promote(
 
 
 def challenge(
-    ledger: Ledger, engine: EngineClient, name: str, *, state: Literal["shadow", "canary"],
+    ledger: store.Ledger, engine: EngineClient, name: str, *, state: Literal["shadow", "canary"],
     percent: float | None = None, who: str, reason: str, metrics: JSON | None = None,
 ) -> Policy:  # fmt: skip
     """Prove that the engine serves the policy, and test it as `shadow`, or as `canary` on `percent` of the sessions.
@@ -79,7 +77,7 @@ def challenge(
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
 
 
-def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
+def change_share(ledger: store.Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
     """Change a canary's share to `percent` of the sessions; its test goes on, and a larger share keeps its sessions."""
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
@@ -88,7 +86,7 @@ def change_share(ledger: Ledger, name: str, percent: float, *, who: str, reason:
 
 
 def give_up(
-    ledger: Ledger, engine: EngineClient | None, *, who: str, reason: str, metrics: JSON | None = None
+    ledger: store.Ledger, engine: EngineClient | None, *, who: str, reason: str, metrics: JSON | None = None
 ) -> str | None:
     """Reject the policy under test, so that the champion answers all sessions; return its name, `None` without one."""
     if (challenger := ledger.challenger()) is None:
@@ -98,7 +96,7 @@ def give_up(
 
 
 def reject(
-    ledger: Ledger, engine: EngineClient | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
+    ledger: store.Ledger, engine: EngineClient | None, name: str, *, who: str, reason: str, metrics: JSON | None = None
 ) -> bool:
     """Reject a policy for good, and unload all but the base model; return whether the engine unloaded it."""
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
@@ -110,7 +108,7 @@ def reject(
     return False
 
 
-def rollback(ledger: Ledger, engine: EngineClient | None, *, who: str, reason: str) -> Policy:
+def rollback(ledger: store.Ledger, engine: EngineClient | None, *, who: str, reason: str) -> Policy:
     """Make the previous champion champion again; without an engine (`None`), the next one to run loads it.
 
     Raises:
@@ -125,13 +123,13 @@ def rollback(ledger: Ledger, engine: EngineClient | None, *, who: str, reason: s
     return ledger.move(behind[-1], "champion", who=who, reason=reason)
 
 
-def _prove(ledger: Ledger, engine: EngineClient, name: str) -> None:
+def _prove(ledger: store.Ledger, engine: EngineClient, name: str) -> None:
     if ledger.policy(name) is None:
         raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
     ensure_loaded(engine, name)
 
 
-def _before(ledger: Ledger) -> list[str]:
+def _before(ledger: store.Ledger) -> list[str]:
     """Return the earlier champions that can be rolled back to, in order. A name may come twice."""
     gone = {policy.name for policy in ledger.policies() if policy.state == "rejected"}
     stack: list[str] = []
@@ -144,7 +142,7 @@ def _before(ledger: Ledger) -> list[str]:
     return stack[:-1]
 
 
-def wanted(ledger: Ledger) -> list[str]:
+def wanted(ledger: store.Ledger) -> list[str]:
     """Return what an engine should load: champion, base (step 0), `KEEP` earlier champions, policy under test."""
     policies = ledger.policies()
     first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
@@ -152,7 +150,7 @@ def wanted(ledger: Ledger) -> list[str]:
     return list(dict.fromkeys(first + _before(ledger)[-KEEP:] + last))
 
 
-def unwanted(ledger: Ledger, served: Sequence[str]) -> list[str]:
+def unwanted(ledger: store.Ledger, served: Sequence[str]) -> list[str]:
     """Return those of the loaded policies (`served`) that are in this ledger, not `wanted`, and not candidates."""
     keep = set(wanted(ledger))
     return [p.name for p in ledger.policies() if p.name in served and p.name not in keep and p.state != "candidate"]

@@ -243,11 +243,8 @@ def unit_directory() -> Path:
 
 def write_units(directory: Path, units: Mapping[str, str]) -> list[str]:
     """Write systemd units and return their paths. Files are replaced atomically, so systemd never reads half of one."""
-    directory.mkdir(parents=True, exist_ok=True)
     for name, text in units.items():
-        beside = directory / f".{name}.new"
-        beside.write_text(text)
-        beside.replace(directory / name)
+        write_whole(directory / name, text)
     return [str(directory / name) for name in units]
 
 

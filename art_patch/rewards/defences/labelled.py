@@ -26,6 +26,7 @@ from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
 from art_patch.rewards.judge.client import Usage, total
 from art_patch.rewards.judge.question import make_question
 from art_patch.rewards.judge.ruler import JudgeReport
+from art_patch.rewards.judge.verdict import shown
 from art_patch.trajectories import as_run, transcript
 from art_patch.types import Group, Trajectory
 
@@ -79,7 +80,7 @@ def read_labelled(row: Mapping[str, Any], place: str) -> Labelled:
         raise MalformedFile("give either task, a text, or messages, the beginning that all attempts share")
     task = row.get("task", "")
     if not isinstance(task, str):
-        raise MalformedFile(f"task must be a text, not {_shown(task)}; a conversation goes into messages")
+        raise MalformedFile(f"task must be a text, not {shown(task)}; a conversation goes into messages")
     asked = _messages(row["messages"], "messages") if "messages" in row else [{"role": "user", "content": task}]
     tools = _objects(row.get("tools") or [], "tools")
     attempts = _objects(row.get("attempts"), "attempts")
@@ -167,10 +168,10 @@ def _differences(judged: Sequence[Labelled], first: Values, second: Values) -> l
 
 def _gains_in_front(group: Group, first: Values, turned: Values) -> list[float]:
     """Return what each attempt gains by being shown in the first half; the middle attempt stays in the middle."""
-    shown = [attempt.members for attempt in make_question(group).attempts]
+    order = [attempt.members for attempt in make_question(group).attempts]
     gains: list[float] = []
-    for place, members in enumerate(shown):
-        side = compare(len(shown) - 1, 2 * place)
+    for place, members in enumerate(order):
+        side = compare(len(order) - 1, 2 * place)
         gains += [side * (first[group.id, name] - turned[group.id, name]) for name in members if side]
     return gains
 
@@ -206,7 +207,7 @@ def _messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 def _objects(value: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[Any]", value)):
-        raise MalformedFile(f"{where} must be a list of objects, not {_shown(value)}")
+        raise MalformedFile(f"{where} must be a list of objects, not {shown(value)}")
     return cast("list[dict[str, Any]]", value)
 
 
@@ -223,10 +224,5 @@ def _label(attempt: Mapping[str, Any], where: str) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not (0 <= value <= 1 if kind == "label" else value >= 1):
         wanted = "a number from 0 to 1" if kind == "label" else "a number from 1, the best, upwards"
-        raise MalformedFile(f"{where}.{kind} must be {wanted}, not {_shown(value)}")
+        raise MalformedFile(f"{where}.{kind} must be {wanted}, not {shown(value)}")
     return float(value) if kind == "label" else -float(value)
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

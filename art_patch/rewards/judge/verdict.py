@@ -62,7 +62,7 @@ def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
     for row in _rows(text):
         name, verdict = _read_row(row)
         if name not in ids:
-            raise VerdictError(f"there is no trajectory_id {_shown(name)}; use only {', '.join(ids)}.")
+            raise VerdictError(f"there is no trajectory_id {shown(name)}; use only {', '.join(ids)}.")
         if name in verdicts:
             raise VerdictError(f"trajectory_id {name!r} is scored more than once; score each exactly once.")
         verdicts[name] = verdict
@@ -99,7 +99,7 @@ def _read_row(row: Any) -> tuple[str, Verdict]:
         raise VerdictError('"trajectory_id" and "explanation" must be strings.')
     # A boolean is an int to Python; "not (a <= b <= c)" is also true of NaN.
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise VerdictError(f'the "score" of {_shown(name)} must be a number from 0 to 1, not {_shown(score)}.')
+        raise VerdictError(f'the "score" of {shown(name)} must be a number from 0 to 1, not {shown(score)}.')
     # JSON can spell half a surrogate pair, which no database takes.
     return name, Verdict(float(score), explanation.encode("utf-8", "replace").decode())
 
@@ -115,7 +115,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value of JSON for an error message, in ASCII and at most 60 characters long."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal form, by Python's limit

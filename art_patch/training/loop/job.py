@@ -284,6 +284,11 @@ def write_file(path: Path, content: bytes) -> None:
         ) from error
 
 
+def write_arrays(path: Path, arrays: Arrays, facts: JSON | None = None) -> None:
+    """Writes arrays and facts to a file of a job directory, as `write_file` does."""
+    write_file(path, file_content(arrays, facts or {}))
+
+
 def read_file(path: Path) -> tuple[dict[str, np.typing.NDArray[Any]], dict[str, Any]] | None:
     """Returns the arrays and JSON object of a file; `None` if it is missing, `TrainingError` if it is unreadable."""
     try:

@@ -23,16 +23,7 @@ from torch import Tensor
 from art_patch.errors import TrainingError
 from art_patch.training.data.rows import Example
 from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.job import (
-    Lesson,
-    PhaseName,
-    Sibling,
-    TrainGroup,
-    TrainJob,
-    file_content,
-    read_file,
-    write_file,
-)  # fmt: skip
+from art_patch.training.loop.job import Lesson, PhaseName, Sibling, TrainGroup, TrainJob, read_file, write_arrays
 from art_patch.training.loop.loading import as_reference
 from art_patch.training.loop.processes import Ranks
 
@@ -73,7 +64,7 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
     found = read_file(directory / _START_FILE)
     arrays = found[0] if found else _computed(job, model, scorer, asked, ranks)
     if found is None and ranks.first:
-        write_file(directory / _START_FILE, file_content(arrays, {}))
+        write_arrays(directory / _START_FILE, arrays)
     asked |= {"reference": asked["old"], "eval_reference": asked["eval_old"]}
     # Read back in one piece and cut by example, in the order in which `_flat` wrote them.
     scores: dict[str, tuple[Tensor, ...]] = {
@@ -100,7 +91,7 @@ def phase_scores(
     if found is None:
         flat = _flat(scorer, examples, job.config.micro_batch_tokens, ranks)
         if ranks.first:
-            write_file(path, file_content({name: flat.cpu().numpy()}, {}))
+            write_arrays(path, {name: flat.cpu().numpy()})
     else:
         flat = torch.from_numpy(found[0][name]).to(scorer.device)
     return replace(start, **{name: flat.split([example.sampled for example in examples])})

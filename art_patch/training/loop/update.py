@@ -29,7 +29,7 @@ from art_patch.training.data.rows import Example, Row
 from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of
-from art_patch.training.loop.job import Arrays, TrainJob, claim, file_content, plan_of, read_file, write_file
+from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of, read_file, write_arrays
 from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, require_machine
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
@@ -306,5 +306,5 @@ class CheckpointWriter:
         """
         counted = self._every_steps is not None and train_state.done % self._every_steps == 0
         if now or counted or time.monotonic() - self._kept_at >= self._every_s:
-            write_file(self._path, file_content(learner.arrays(), asdict(train_state)))
+            write_arrays(self._path, learner.arrays(), asdict(train_state))
             self._kept_at = time.monotonic()
