@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from art_patch.formats.files import COLUMNS, STREAM, reading, writing
     from art_patch.formats.foreign import ImportFormat, bundles_of
     from art_patch.formats.rows import (
-        Unusable, chat_row, content_text, correction_row, corrected, grpo_row, preference_rows, right_and_wrong,
-        sft_prompt_rows, sft_row,
+        Unusable, chat_row, correction_row, corrected, grpo_row, preference_rows, right_and_wrong, sft_prompt_rows,
+        sft_row,
     )
 else:
     __getattr__ = lazily()

@@ -22,7 +22,6 @@ from art_patch.trajectories import KEPT_BY_PROVIDER, canonical, chosen_choice, m
 from art_patch.types import JSON, Call, Choice, Correction, Group, Trajectory
 
 _OPENAI_KEYS = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "weight")
-_TEXTS = ("text", "input_text", "output_text", "refusal")  # kinds of parts of a content
 _TRL_KEYS = ("role", "name", "tool_call_id", "reasoning_content")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _HASHED_MEDIA = re.compile(r"sha256:[0-9a-f]{64};bytes=\d+")
@@ -123,7 +122,7 @@ def trl_message(message: JSON) -> dict[str, Any]:
     _check_role(clean.get("role"))
     if clean["role"] == "developer":
         clean["role"] = "system"
-    content, calls = content_text(message.get("content"), "\n"), message.get("tool_calls") or ()
+    content, calls = _text(message.get("content")), message.get("tool_calls") or ()
     if clean["role"] == "assistant" and not (content or calls):
         # Chat templates have no refusals. To the model, a refusal is the text of its answer.
         content = message.get("refusal") or ""
@@ -174,19 +173,17 @@ def _call_with_object(call: Any) -> dict[str, Any]:
     return clean | {"function": {"name": function.get("name"), "arguments": arguments}}
 
 
-def content_text(content: Any, between: str = "") -> str:
-    """Return a message's content as text, its parts joined by `between`; `Unusable` for an image, audio or a file."""
+def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []
-    for part in cast("Sequence[Any]", content) if isinstance(content, Sequence) else (content,):
-        kind = cast("JSON", part).get("type") if isinstance(part, Mapping) else None
-        # To the model, a refusal is the text of its answer.
-        text = cast("JSON", part).get("refusal" if kind == "refusal" else "text") if kind in _TEXTS else None
+    for part in content if isinstance(content, Sequence) else ():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if kind in ("text", "input_text", "output_text") else None
         if not isinstance(text, str):
             raise Unusable("it holds an image, audio or file")
         parts.append(text)
-    return between.join(parts)
+    return "\n".join(parts)
 
 
 def corrected(trajectory: Trajectory, corrections: Sequence[Correction]) -> Trajectory:

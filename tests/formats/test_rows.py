@@ -57,12 +57,6 @@ def test_sft_is_what_chat_templates_read():
     assert sft_row(make_trajectory("t", parts))["messages"][0] == {"role": "system", "content": "a\nb"}
 
 
-def test_a_refusal_among_the_parts_is_the_text_of_the_answer():
-    answer = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
-    row = sft_row(with_last_answer(tool_run("t", "plum", ""), message=answer))
-    assert row["messages"][-1] == {"role": "assistant", "content": "no"}
-
-
 def test_arguments_that_are_no_object_stay_as_the_model_wrote_them():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"item": '}}
     answer = {"role": "assistant", "tool_calls": [call]}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.formats import Unusable, content_text
+from art_patch.formats import Unusable
 from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Renderer
-from art_patch.training.data.rendering import FORMS, template_arguments
+from art_patch.training.data.rendering import FORMS, content_text, template_arguments
 from art_patch.training.kernels.families import DEFAULT
 from art_patch.types import Call
 from tests.support.engines import vllm_python

@@ -33,15 +33,16 @@ The code of the embedded engine for this is `art_patch.serving.embedded.text`; v
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from art_patch.formats import Unusable, content_text
+from art_patch.formats import Unusable
 from art_patch.training.data.rows import Turn
 from art_patch.training.kernels.families import Family, Thinking
 from art_patch.types import JSON, Call
 
 Engine = Literal["embedded", "vllm"]
 _THOUGHTS = ("reasoning", "reasoning_content")  # keys under which servers put an assistant's thoughts
+_TEXTS = ("text", "input_text", "output_text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,20 @@ def template_arguments(params: JSON) -> dict[str, Any]:
     if (effort := params.get("reasoning_effort")) is None:
         return arguments
     return {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
+
+
+def content_text(content: Any, between: str = "") -> str:
+    """Returns a message's text parts, joined by `between`; raises `Unusable` for an image, audio or a file."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts: list[str] = []
+    for part in cast("Sequence[Any]", content):
+        kind = cast("JSON", part).get("type") if isinstance(part, Mapping) else None
+        text = cast("JSON", part).get("refusal" if kind == "refusal" else "text") if kind in _TEXTS else None
+        if not isinstance(text, str):
+            raise Unusable("it holds an image, audio or file")
+        parts.append(text)
+    return between.join(parts)
 
 
 def _embedded_messages(messages: Sequence[JSON], _template: str) -> list[dict[str, Any]]:
