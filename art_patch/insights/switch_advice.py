@@ -222,7 +222,9 @@ def _verdict(
     usage: Usage, champion: Served, upstream: Served, comparisons: Sequence[Comparison], money: Money, max_loss: float
 ) -> tuple[Answer, list[str]]:
     if usage.champion is None:
-        return "not enough data", ["no policy serves; start `art-patch serve --base MODEL`"]
+        return "not enough data", [
+            "no policy serves; start `art-patch serve --base MODEL`, or promote one that was retired"
+        ]
     # Before the scores, because calls that fail get no score and would not be missed there.
     if (worse := _fails_more(champion, upstream)) is not None:
         return "do not switch", [worse]

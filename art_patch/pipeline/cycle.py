@@ -22,7 +22,15 @@ from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
 from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
 from art_patch.pipeline.cycle_lock import exclusive_cycle
-from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcome, Progress, write_report
+from art_patch.pipeline.cycle_run import (
+    Cycle,
+    CycleConfig,
+    CycleReport,
+    Outcome,
+    Progress,
+    why_none_serves,
+    write_report,
+)
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
@@ -124,10 +132,7 @@ def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, no
 
 def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleReport:
     if champion is None:
-        if run.store.ledger.champions():
-            why = "upstream answers since the champion was retired; `art-patch history` says why"
-            return CycleReport("nothing to do", f"{why}, and `art-patch promote` lets a policy serve again", None)
-        return CycleReport("nothing to do", "no policy serves yet; start `art-patch serve --base MODEL`", None)
+        return CycleReport("nothing to do", why_none_serves(run.store), None)
     sweep_leftovers(run, champion)
     if (challenger := run.store.ledger.challenger()) is not None:
         return _look_after_challenger(run, challenger, limit)

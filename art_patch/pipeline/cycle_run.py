@@ -173,6 +173,14 @@ def to_markdown(facts: JSON) -> str:
     return visible("\n".join(lines) + "\n")
 
 
+def why_none_serves(store: "Store") -> str:
+    """Return why a project without a champion has none, and what to do."""
+    if not store.ledger.champions():
+        return "no policy serves yet; start `art-patch serve --base MODEL`"
+    why = "upstream answers since the champion was retired; `art-patch history` says why"
+    return f"{why}, and `art-patch promote` lets a policy serve again"
+
+
 def metrics_line(metrics: Mapping[str, Any]) -> str:
     """Return metrics as one line of text: nested metrics in brackets, empty ones left out."""
     return ", ".join(f"{key} {value}" for key, value in _shown(metrics))

@@ -15,7 +15,7 @@ from art_patch import gate, promotion, rewards, serving, training
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
 from art_patch.pipeline import carry_over, gate_run, train_policy
 from art_patch.pipeline.cycle_lock import exclusive_cycle
-from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress
+from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress, why_none_serves
 from art_patch.store import Store
 from art_patch.types import JSON, Policy
 
@@ -56,7 +56,7 @@ def evaluate(
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
     ours, theirs = store.ledger.policy(policy), store.ledger.policy(against) if against else store.ledger.champion()
     if theirs is None and not against:
-        raise StoreError("no policy serves yet, so there is none to compare with; start `art-patch serve --base MODEL`")
+        raise StoreError(f"there is no policy to compare with: {why_none_serves(store)}")
     if ours == theirs is not None:
         raise ConfigError(f"{policy} cannot be compared with itself; name another with --against")
     if ours is None or theirs is None:
@@ -114,7 +114,7 @@ def run_explicit_update(
         ledger, read = held.store.ledger, held.store.read
         champion = ledger.champion()
         if champion is None:
-            raise StoreError("no policy serves yet; start `art-patch serve --base MODEL`")
+            raise StoreError(why_none_serves(held.store))
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at, report = time.time(), held.guarding(progress)
         run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)

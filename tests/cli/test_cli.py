@@ -292,6 +292,17 @@ def test_another_base_is_refused_for_the_same_project(ended: Path):
     says(art_patch("serve", "--base", other, "--name", "bob", "--port", "0", home=ended), 2, "--name agent")
 
 
+def test_a_project_whose_champion_was_retired_keeps_its_base_and_says_how_it_serves_again(ended: Path):
+    record_a_call(ended)
+    store = open_store(f"sqlite:///{ended}/default/store.db")
+    store.ledger.move("agent@0", "retired", who="test", reason="worse than upstream")
+    store.close()
+    other = make_tiny_model(ended / "other", seed=5, hidden=32, vocab_size=320)
+    says(art_patch("serve", "--base", other, "--port", "0", home=ended), 2, "agent@0 was trained on", "--project")
+    said = art_patch("retrain", home=ended).stdout
+    assert "upstream answers since the champion was retired" in said and "art-patch promote" in said
+
+
 def test_status_reads_well(served: Path):
     record_a_call(served)
     shown = art_patch("status", home=served).stdout

@@ -229,7 +229,7 @@ def test_a_champion_that_fails_more_often_is_not_switched_to():
 def test_without_a_champion_there_is_nothing_to_switch_to():
     told = report(rewarded(None, 99, 1), champion=None, served=(served(None, 50),))
     assert (told.verdict, told.unscored) == ("not enough data", {"upstream": 0})
-    assert told.reasons == ("no policy serves; start `art-patch serve --base MODEL`",)
+    assert told.reasons == ("no policy serves; start `art-patch serve --base MODEL`, or promote one that was retired",)
     assert told.sides == (
         Side("no champion", 0, 0.0, None, None, None), Side("upstream", 50, 1.0, 0.0, 100.0, 100.0)
     )  # fmt: skip

@@ -165,7 +165,7 @@ def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
 
 def _what_is_missing(opened: store.Store) -> str | None:
     if opened.ledger.champion() is None:
-        return "no policy serves yet; start `art-patch serve --base MODEL`"
+        return pipeline.why_none_serves(opened)
     return None if opened.read.counts()["calls"] else "no calls are recorded yet; run your agent with art_patch.patch()"
 
 

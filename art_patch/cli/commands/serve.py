@@ -21,6 +21,7 @@ from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.settings import Settings, load_settings
+from art_patch.types import Policy
 
 _LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun
 
@@ -95,7 +96,7 @@ def serve(
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
     opened = store.open_store(settings.store_url, project=settings.project)
-    champion = opened.ledger.champion()
+    champion = _newest_champion(opened.ledger)
     if champion is not None and champion.model != model.name:
         raise ConfigError(
             f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
@@ -104,7 +105,7 @@ def serve(
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
     checkpoint = policies.read_base_model(policies.resolve_model_dir(base))
-    champion = opened.ledger.champion()  # again: the base may have been downloaded for minutes
+    champion = _newest_champion(opened.ledger)  # again: the base may have been downloaded for minutes
     if champion is not None and champion.base_sha256 != checkpoint.sha256:
         raise ConfigError(
             f"{champion.name} was trained on {champion.base}, which is not {base}; "
@@ -133,7 +134,8 @@ def serve(
         kind = "vllm" if choice.vllm else "embedded"
         facts = {"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind}
         if not project.answered(facts):
-            output.stdout().print(f"[b]{serves}[/] serves at {here[0]}   (Ctrl-C stops it)")
+            said = f"[b]{serves}[/] serves" if serves else f"{pipeline.why_none_serves(opened)}; the engine is"
+            output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
 
     try:
         # Only the champion must load. A policy being tested whose files are damaged is reported and left out.
@@ -163,6 +165,12 @@ def _names(advertised: str | None) -> list[str]:
         if address.scheme in ("http", "https") and address.hostname:
             return [address.hostname]
     raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
+
+
+def _newest_champion(ledger: store.Ledger) -> Policy | None:
+    """Return the champion, or the last one if it was retired: the project's policies are its base's all the same."""
+    names = ledger.champions()
+    return ledger.policy(names[-1]) if names else None
 
 
 def _serves(ledger: store.Ledger, name: str) -> str | None:
