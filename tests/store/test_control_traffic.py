@@ -96,6 +96,15 @@ def test_the_newest_calls_count_and_the_rest_of_the_test_is_not_known(serving: S
     assert ([each.id for each in late.calls], late.is_whole) == (["c5", "c6", "c7", "c8"], False)
 
 
+def test_what_was_pruned_since_is_not_taken_for_the_whole_test(serving: Store):
+    serving.write([replace(info(f"t{n}"), started_at=110.0 + n) for n in range(9)])
+    serving.write([call(f"c{n}", f"t{n}", 110.0 + n, policy=OLD) for n in range(9)])
+    for how, kept, first in (({"older_than_s": 84.5}, 3, 115.5), ({"keep": 2}, 2, 117.0)):
+        serving.rights.prune(**how, now=200.0)
+        found = serving.evidence.control_traffic(champion=OLD, now=200.0)
+        assert (len(found.calls), found.is_whole, found.shares[0][0]) == (kept, False, first)
+
+
 def test_a_share_is_noted_once_and_only_what_is_possible_is_taken(serving: Store):
     before = len(serving.ledger.history())
     for percent in (-1, 51, float("nan")):

@@ -89,13 +89,14 @@ class Evidence(Part):
     def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> ArmTraffic:
         """Return the calls of the champion and of the control group since the promotion, and the scores of their runs.
 
-        These are the newest `limit` calls of at most `CONTROL_S`. Calls of runs that began before are left out.
+        These are the newest `limit` calls of at most `CONTROL_S`, and of what is kept for so long. Calls of runs that
+        began before are left out.
         """
         with self._database.read() as connection:
             promoted = connection.scalar(
                 select(func.max(_P.c.at)).where(_P.c.policy == champion, _P.c.to_state == "champion")
             )
-            since = first = max(now if promoted is None else promoted, now - CONTROL_S)
+            since = first = max(now if promoted is None else promoted, now - CONTROL_S, _kept_since(connection))
             # A canary's too: its sessions go on with the champion when its test ends, and are not the champion's then.
             meant = or_(_C.c.policy.is_not(None), _C.c.fallback.is_not(None), _C.c.in_control_group)
             query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), meant)
@@ -286,6 +287,17 @@ def _shares(connection: Connection, challenger: str, since: float) -> tuple[tupl
         table.c.policy == challenger, table.c.to_state == "canary", table.c.at >= since
     )
     return tuple((at, metrics["percent"]) for at, metrics in connection.execute(moves.order_by(table.c.at, table.c.id)))
+
+
+def _kept_since(connection: Connection) -> float:
+    """Return since when all calls are there that were not erased for somebody: older ones may have been pruned."""
+    its = tables.audit.c
+    prunes = connection.execute(select(its.at, its.detail).where(its.action == "prune")).all()
+    ages = [at - detail["older_than_s"] for at, detail in prunes if detail["older_than_s"] is not None]
+    # What is oldest now was not pruned; whatever came before it may have been.
+    if any(detail["keep"] is not None for _, detail in prunes):
+        ages.append(connection.scalar(select(func.min(_C.c.started_at))) or 0.0)
+    return max(ages, default=0.0)
 
 
 def _champions_shares(connection: Connection, first: float) -> tuple[tuple[float, float], ...]:
