@@ -17,7 +17,8 @@ shared as `Signal.alpha_share` says; a wrong promotion likewise. Nothing else en
 it cannot be decided any more.
 
 **The control group** tests the champion, as the policy under test, against upstream, for as long as it serves. Its
-wealth is staked little by little, so a wrong rollback has a probability of at most `alpha` in any `CONTROL_DAYS`.
+wealth is staked little by little, so a wrong rollback has a probability of at most `alpha` in the first `CONTROL_DAYS`,
+and this often on average in later ones.
 Nothing else ends this test.
 
 **Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
