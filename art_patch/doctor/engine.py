@@ -41,7 +41,10 @@ def champion(route: Route) -> Finding:
 
 
 def base(model: str | None, check: Callable[[str], None]) -> Finding | None:
-    """Check that policies of the champion's base model can be trained and served, as far as its small files tell."""
+    """Check that policies of the champion's base model can be trained and served, as far as its small files tell.
+
+    `check` raises an `ArtPatchError` for a base that cannot. Return `None` if no base is known.
+    """
     # A base on the server's disk, of which this machine has nothing, is checked by `serve` there.
     if model is None or not Path(model).is_dir():
         return None

@@ -1,7 +1,7 @@
 """Chooses what both policies answer in the gate: turns of held-out traffic, and a suite of prompts.
 
-The prompts come from users, so a user could try to choose prompts that steer a promotion. Two rules prevent this:
-prompts of users who arrived lately are not used, and the scenarios of one user are at most a share of all.
+The turns come from users, so a user could try to choose prompts that steer a promotion. Two rules prevent this:
+turns of users who arrived lately are not used, and the scenarios of one user are at most a share of all.
 
 A **suite** is a file of prompts that every candidate answers, whatever prompts the traffic contains. It has one prompt
 on each line, as JSON::

@@ -216,9 +216,9 @@ def paired_gain(
 
 
 def normal_gain(name: str, values: Sequence[float], unit: str, *, is_enough: bool = True) -> Gain:
-    """Return the gain from independent values whose mean is the gain, with limits in normal approximation.
+    """Return the gain from independent values whose mean is the gain, with the limits of a normal distribution.
 
-    There are no limits but those of the scale if the values are not enough for the approximation, or all equal.
+    If the values are not enough for that (`is_enough`), or all equal, the limits are those of the scale, -1 and 1.
     """
     sd = spread(values)
     width = NormalDist().inv_cdf(_SIDE) * sd / math.sqrt(len(values)) if is_enough and sd > 0 else 2.0

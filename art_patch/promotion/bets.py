@@ -76,7 +76,7 @@ class Bets:
 
     @property
     def difference(self) -> float:
-        """The mean difference between the policies so far: unbiased, whatever the shares were."""
+        """The mean value of the policy under test minus the champion's: unbiased, whatever their shares were."""
         return fmean(self._z) if self._z else 0.0
 
     @property

@@ -69,7 +69,7 @@ def _message(item: Any) -> Mapping[str, Any]:
 
 
 class History(BaseModel):
-    """One conversation of a trajectory: messages, and a `Choice` for each answer that may be trained on."""
+    """One conversation of a trajectory: messages, with a `Choice` in place of each answer that may be trained on."""
 
     messages_and_choices: _Said = Field(default_factory=list)
     tools: _Tools = None  # offered in all requests of this conversation

@@ -1,4 +1,4 @@
-"""Counts calls that known libraries send without the OpenAI SDK, and warns once for each such way, with a cure.
+"""Counts calls that known libraries send without the OpenAI SDK, and warns once for each way of sending, with a cure.
 
 Some libraries have an HTTP or websocket client of their own beside the OpenAI SDK, so the patch of the SDK does not see
 their calls. This module wraps the sending functions of such libraries when their modules are imported. The wrappers
