@@ -12,9 +12,9 @@
   of scores, are compared within one group, because a rank has no meaning outside of it: the guess of one session's
   score is the mean of the others in its group. A session counts in one group only: users differ, so its second group
   would count the same chance again.
-- **Left out, of both policies alike**: sessions that overlap a time in which the engine could not be reached, or in
-  which it had no room for one of their calls; and sessions that began within `SETTLE_S` after the share changed,
-  because apps follow it at different moments.
+- **Left out, of both policies alike**: sessions that overlap a time in which the engine could not be reached, which
+  lasts until a policy answers again, or in which it had no room for one of their calls; and sessions that began within
+  `SETTLE_S` after the share changed, because apps follow it at different moments.
 - In state `shadow`, the policy under test answers copies of the champion's calls. A session's copies are compared with
   their originals, up to its first rest.
 
@@ -22,7 +22,7 @@ What is compared, and in which order, depends on the sessions alone and never on
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from art_patch import rewards
-from art_patch.types import ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
+from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Group, Score, Trajectory, TrajectoryInfo
 
 REST_S = 60.0
 LONGEST_S = 3_600.0
@@ -241,8 +241,17 @@ def _sessions(traffic: ArmTraffic, challenger: str, champion: str, rest_s: float
 
 def _comparable(sessions: Iterable[_Session], traffic: ArmTraffic) -> list[_Session]:
     """Leave out what befell both policies alike, and sessions whose share is not certain."""
+    answered = [call for call in traffic.calls if _answered(call) and call.policy not in ("", UPSTREAM_ARM)]
+    answered_at = [call.at for call in answered]
+
+    def end_of(outage: ArmCall) -> float:
+        # Where calls are seldom, upstream's sessions of that time would stay in, and no policy's beside them.
+        place = bisect_right(answered_at, outage.at)
+        again = _began(answered[place]) if place < len(answered) else math.inf
+        return max(outage.at + _DOWN_S, again)
+
     down: list[tuple[float, float]] = []  # apart from each other, in order
-    for begin, end in sorted((_began(call) - _DOWN_S, call.at + _DOWN_S) for call in traffic.calls if call.down):
+    for begin, end in sorted((_began(call) - _DOWN_S, end_of(call)) for call in traffic.calls if call.down):
         if down and begin <= down[-1][1]:
             begin, end = down[-1][0], max(end, down.pop()[1])
         down.append((begin, end))
@@ -254,7 +263,7 @@ def _comparable(sessions: Iterable[_Session], traffic: ArmTraffic) -> list[_Sess
 
     def was_served(each: _Session) -> bool:
         last = each.calls[-1].at
-        place = bisect_left(ends, each.began)
+        place = bisect_right(ends, each.began)
         was_down = place < len(down) and down[place][0] <= last
         return all(call.policy for call in each.calls) and not was_down
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from art_patch.promotion import evidence_of
 from art_patch.promotion.evidence import LATE_S, LONGEST_S, SILENCE_S, Arm, Evidence, Observation
-from art_patch.types import ArmCall, ArmTraffic, Score
+from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score
 
 NEW, OLD = "agent@1", "agent@0"
 REST_S = 60.0
@@ -159,6 +159,19 @@ def test_sessions_that_found_no_engine_or_no_room_leave_both_arms():
     found = evidence(calls)
     assert [at for at, _, _ in values(found, "failed")] == [160.0, 170.0, 1_160.0, 1_170.0]
     assert (found.challenger.sessions, found.champion.sessions) == (4, 3)
+
+
+def test_an_outage_lasts_until_a_policy_answers_again():
+    """Seldom calls: without this, only the arm that needs no engine would keep its sessions of that time."""
+    calls = [
+        call("a", OLD, 100), call("before", UPSTREAM_ARM, 200),
+        call("x", "", 1_000, fell_back=True, down=True), call("during", UPSTREAM_ARM, 3_000),
+        call("y", "", 5_000, fell_back=True, down=True), call("again", UPSTREAM_ARM, 6_000),
+        call("b", OLD, 7_000), call("after", UPSTREAM_ARM, 7_100),
+    ]  # fmt: skip
+    traffic = ArmTraffic(tuple(calls), (), ((0.0, 90.0),))
+    found = evidence_of(traffic, challenger=OLD, champion=UPSTREAM_ARM, state="canary", now=9_000.0, rest_s=REST_S)
+    assert [at - REST_S for at, _, _ in values(found, "failed")] == [100, 200, 7_000, 7_100]
 
 
 def test_each_session_has_the_share_of_its_begin_and_the_first_moments_of_a_share_are_left_out():
