@@ -81,6 +81,7 @@ def bundles(draw: st.DrawFn, key: str) -> Bundle:
                 untrainable=draw(names) if exact else draw(texts),
                 api=draw(st.sampled_from(["chat", "completions", "responses"])),
                 shadow_of=draw(names),
+                in_control_group=draw(st.booleans()),
             )
         )
     info = TrajectoryInfo(
