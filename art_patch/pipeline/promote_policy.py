@@ -173,7 +173,8 @@ def control_once(
 ) -> promotion.WatchVerdict | None:
     """Compare the champion with the control group; retire it if it is proven worse, so that all calls go upstream.
 
-    Return the verdict; `None` if nothing is compared, for lack of a champion or of a control group.
+    Return the verdict; `None` if nothing is compared, for lack of a champion or of a control group, or if somebody else
+    has replaced the champion meanwhile.
     """
     at = time.time() if now is None else now
     route = store.ledger.route()
@@ -184,13 +185,14 @@ def control_once(
         traffic, challenger=route.champion, champion=UPSTREAM_ARM, state="canary", now=at,
         rest_s=config.rest_s, silence_s=config.silence_s,
     )  # fmt: skip
-    begin = promotion.Begin(traffic.shares[0][0], traffic.is_whole)
-    verdict = promotion.decide_control(evidence, begin=begin, config=config)
+    verdict = promotion.decide_control(evidence, begin=traffic.shares[0][0], config=config)
     if verdict.action == "roll back":
         reason = f"worse than upstream, which answers from now on: {verdict.reason}"
-        with suppress(TransitionError):  # somebody else has replaced it meanwhile
-            metrics = {"control": verdict.metrics}
+        metrics = {"control": verdict.metrics}
+        try:
             store.ledger.move(route.champion, "retired", who=who, reason=reason, metrics=metrics, now=at)
+        except TransitionError:
+            return None
     return verdict
 
 

@@ -11,9 +11,9 @@ however often somebody looks. The wealth is split among `FRACTIONS` equally: a l
 within few sessions, a small one finds a small difference later. So a policy that fails at once needs no other rule.
 
 A test that goes on for good looks for a change that may come at any time. A bettor that starts with all its wealth
-loses most of it before the change. So the wealth of a test with `spread_s` waits, and is staked little by little over
-that time: this is a mixture of tests that begin at all these times, and the limit holds for it too. See Shin, Ramdas
-and Rinaldo 2022 on e-detectors, https://arxiv.org/abs/2203.03532.
+loses most of it before the change. So the wealth of such a test is spread (`Bets.spread`): it waits, and is staked
+little by little. This is a mixture of tests that begin at all these times, and the limit holds for it too. See Shin,
+Ramdas and Rinaldo 2022 on e-detectors, https://arxiv.org/abs/2203.03532.
 See Waudby-Smith and Ramdas 2024, https://arxiv.org/abs/2010.09686, Howard et al. 2021,
 https://arxiv.org/abs/1810.08240, and for experiments Ham et al. 2022, https://arxiv.org/abs/2210.08639.
 """

@@ -18,8 +18,7 @@ it cannot be decided any more.
 
 **The control group** tests the champion, as the policy under test, against upstream, for as long as it serves. Its
 wealth is staked little by little, so a wrong rollback has a probability of at most `alpha` in the first `CONTROL_DAYS`,
-and this often on average in later ones.
-Nothing else ends this test.
+and this often on average in later ones. Nothing else ends this test.
 
 **Unequal coverage.** If one policy's sessions have rewards or feedback more often than the other's, or sooner, those
 that have any are not alike. So the share of sessions with a value is tested too, in both directions. Once it differs,
@@ -37,7 +36,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from art_patch.errors import ConfigError
 from art_patch.promotion.bets import Bets
@@ -102,13 +101,6 @@ class CanaryConfig:
 def _check(name: str, value: float, right: bool, said: str) -> None:
     if not (math.isfinite(value) and right):
         raise ConfigError(f"{name} is {value}; it must be {said}")
-
-
-class Begin(NamedTuple):
-    """Where the known part of a control group's test begins, and whether the test began there, too."""
-
-    at: float
-    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +183,18 @@ def decide(
     return WatchVerdict("go on", so_far, metrics, _share(evidence, found, config) if state == "canary" else None)
 
 
-def decide_control(evidence: Evidence, *, begin: Begin, config: CanaryConfig) -> WatchVerdict:
+def decide_control(evidence: Evidence, *, begin: float, config: CanaryConfig) -> WatchVerdict:
     """Decide whether the champion (`challenger` in the evidence) is worse than upstream: "roll back" or "go on".
 
-    The champion's tolerances are those of a policy under test. `begin` tells where the evidence begins.
+    The champion's tolerances are those of a policy under test. `begin` is when the evidence begins (seconds since the
+    epoch), which is when the test began if the evidence is whole.
     """
     found = [_examine(signal, evidence, config, begin) for signal in SIGNALS]
     metrics: dict[str, Any] = {
         name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed}
         for name, arm in (("champion", evidence.challenger), ("upstream", evidence.champion))
     }
-    metrics |= {"begin": begin.at, "signals": {one.signal.name: one.metrics for one in found}}
+    metrics |= {"begin": begin, "signals": {one.signal.name: one.metrics for one in found}}
     if worse := "; ".join(one.sentence for one in found if one.says == "worse"):
         return WatchVerdict("roll back", worse, metrics)
     told = [one.sentence for one in found if one.says == "unequal"]
@@ -218,8 +211,8 @@ class _Finding:
     with_silence: Bets | None = None
 
 
-def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: Begin | None = None) -> _Finding:
-    """Test one signal in both directions; for a control group, `begin` says since when."""
+def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: float | None = None) -> _Finding:
+    """Test one signal in both directions; for a control group, `begin` is when the evidence begins."""
     seen = evidence.observations.get(signal.name, ())
     ours, theirs = ([one.value for one in seen if one.challenger is which] for which in (True, False))
     theirs += [one.champions for one in seen if one.champions is not None]
@@ -232,12 +225,17 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: Be
         metrics = {"says": "unreadable", "compared": len(ours), "value": str(wrong)}
         return _Finding(signal, "unreadable", sentence, metrics)
     tolerance: float = getattr(config, signal.tolerance)
-    bets = _bets(signal, seen, tolerance, config.margin, begin)
+    bets = _begun(signal, tolerance, config.margin)
+    if begin is not None:
+        bets.spread(CONTROL_DAYS * 86_400, begin=begin, is_whole=evidence.is_whole)
+    _add(bets, signal, seen, tolerance)
     losing = config.alpha * (signal.alpha_share if begin is None else signal.control_share)
     winning = config.alpha / sum(one.promotes for one in SIGNALS)
     typical = median if signal.is_time else fmean
     every = evidence.with_silence.get(signal.name)
-    with_silence = None if every is None else _bets(signal, every, tolerance, config.margin)
+    with_silence = None
+    if every is not None:
+        _add(with_silence := _begun(signal, tolerance, config.margin), signal, every, tolerance)
     heard = Bets(0.5)
     for one in evidence.heard.get(signal.name, ()):
         heard.add(one, one.value)
@@ -265,21 +263,18 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: Be
     return _Finding(signal, says, sentence, metrics, bets, with_silence)
 
 
-def _bets(
-    signal: Signal, seen: Sequence[Observation], tolerance: float, margin: float, begin: Begin | None = None
-) -> Bets:
+def _begun(signal: Signal, tolerance: float, margin: float) -> Bets:
+    if signal.is_time:  # its tolerance is inside of the values
+        return Bets(signal.first_guess)
+    return Bets(signal.first_guess if signal.is_good else 1 - signal.first_guess, margin=margin, tolerance=tolerance)
+
+
+def _add(bets: Bets, signal: Signal, seen: Sequence[Observation], tolerance: float) -> None:
     """Bet on the sessions in the order in which their values became known."""
-    if signal.is_time:
-        bets = Bets(signal.first_guess)
-    else:
-        guess = signal.first_guess if signal.is_good else 1 - signal.first_guess
-        bets = Bets(guess, margin=margin, tolerance=tolerance)
-    if begin is not None:
-        bets.spread(CONTROL_DAYS * 86_400, begin=begin.at, is_whole=begin.is_whole)
     if not signal.is_time:
         for one in seen if signal.is_good else map(Observation.turned, seen):
             bets.add(one, one.value, one.champions)
-        return bets
+        return
     logs = 0.0
     for count, one in enumerate(seen):
         # The tolerated ratio is inside of the value; so is a scale that follows the times before it, of both policies.
@@ -287,7 +282,6 @@ def _bets(
         ours = one.value / tolerance if one.challenger else one.value
         bets.add(one, scale / (scale + ours) if scale + ours else 0.5, None if one.champions is None else 0.5)
         logs += math.log(max(one.value, 0.001))
-    return bets
 
 
 def _is_on_scale(value: float, signal: Signal) -> bool:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from art_patch.promotion import Begin, CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
+from art_patch.promotion import CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
 from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
@@ -102,7 +102,7 @@ class Draw:
         scores = tuple(score for score in self.scores if score.trajectory_id in ids and score.at <= now)
         traffic = ArmTraffic(calls, scores, ((since, 100 * (1 - self.world.control)),), since == 0.0)
         found = evidence_of(traffic, challenger=CHAMPION, champion=UPSTREAM_ARM, state="canary", now=now)
-        return decide_control(found, begin=Begin(since, since == 0.0), config=CONFIG).action == "roll back"
+        return decide_control(found, begin=since, config=CONFIG).action == "roll back"
 
 
 def retired_after(world: World, seed: int) -> float:

@@ -49,12 +49,16 @@ def record(store: Store, *, since: float, days: float, right: float, a_day: int 
     store.write(records)
 
 
+def decided(store: Store) -> str | None:
+    """What a look decides after five days."""
+    verdict = control_once(store, CONFIG, who="test", now=1_000.0 + 5 * DAY)
+    return verdict and verdict.action
+
+
 def test_a_champion_that_is_worse_leaves_the_calls_to_upstream(tmp_path: Path):
     store = project(tmp_path, control=20, since=1_000.0)
     record(store, since=1_000.0, days=5, right=0.6)
-    verdict = control_once(store, CONFIG, who="test", now=1_000.0 + 5 * DAY)
-    assert verdict is not None
-    assert verdict.action == "roll back"
+    assert decided(store) == "roll back"
     assert store.ledger.route().champion is None
     last = store.ledger.history(limit=1)[0]
     assert (last["policy"], last["to_state"], last["who"]) == (NEW, "retired", "test")
@@ -68,9 +72,7 @@ def test_a_champion_that_is_worse_leaves_the_calls_to_upstream(tmp_path: Path):
 def test_an_equal_champion_stays_and_without_a_group_nothing_is_looked_at(tmp_path: Path):
     store = project(tmp_path, control=20, since=1_000.0)
     record(store, since=1_000.0, days=5, right=0.9)
-    verdict = control_once(store, CONFIG, who="test", now=1_000.0 + 5 * DAY)
-    assert verdict is not None
-    assert verdict.action == "go on"
+    assert decided(store) == "go on"
     assert store.ledger.route().champion == NEW
     store.ledger.set_control_group(0, who="test")
     assert control_once(store, CONFIG, who="test") is None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from art_patch.promotion import Begin, CanaryConfig, decide_control, evidence_of
+from art_patch.promotion import CanaryConfig, decide_control, evidence_of
 from art_patch.promotion.bets import Bets
 from art_patch.promotion.evidence import Observation
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score
@@ -56,7 +56,7 @@ def traffic(
 
 def decided(known: ArmTraffic, now: float):
     evidence = evidence_of(known, challenger=CHAMPION, champion=UPSTREAM_ARM, state="canary", now=now)
-    return decide_control(evidence, begin=Begin(0.0, known.is_whole), config=CONFIG)
+    return decide_control(evidence, begin=0.0, config=CONFIG)
 
 
 def test_harm_that_comes_after_days_is_found():

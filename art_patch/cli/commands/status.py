@@ -92,8 +92,8 @@ def mode(
     control: Annotated[
         float | None,
         Option(
-            "Share of the sessions that stay with upstream in mode route, so that the champion is compared with it for "
-            "good, in percent.",
+            "Share of the sessions that stay with upstream, so that the champion is compared with it for good, in "
+            "percent.",
             least=0,
             most=50,
         ),

@@ -74,8 +74,9 @@ class RoutedCall:
                 self.routed, self.exchange.fallback = target.serves, target.unknown
             else:
                 runtime.count_not_routed(f"{surface.api}: {why:.100}")
-        has_control = target.control_percent > 0 and not is_replay(who)
-        if self.routed and (has_control or target.mode != "route" or target.challenger_state == "shadow"):
+        if self.routed and (
+            target.mode != "route" or target.challenger_state == "shadow" or target.control_percent > 0
+        ):
             self._choose(target)
 
     def _choose(self, target: routing.Target) -> None:
@@ -88,9 +89,9 @@ class RoutedCall:
         elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
         is_in = self.routed and in_share(key, target.control_percent / 100, "control")
-        # Upstream answers a repeated run of no user, and an app that asks the engine itself, for reasons of their own.
-        if is_in and not is_replay(self._identity) and not is_engine(self.client, target):
-            # A shadow's copies are compared with the champion's answers.
+        # A run that the job repeats is no user's session, and an app that asks the engine itself has no upstream.
+        if is_in and not _is_replay(self._identity) and not is_engine(self.client, target):
+            # No shadow is asked, because its copies are compared with the champion's answers.
             self.routed = self.exchange.shadow = False
             self.exchange.in_control_group = True
 
@@ -296,8 +297,7 @@ class RoutedCall:
         install(response, tap, self.is_async, opened, b"".join(before))
 
 
-def is_replay(who: Identity) -> bool:
-    """Return whether the call is of a run that the job repeats: it is no session of a user."""
+def _is_replay(who: Identity) -> bool:
     return who.trajectory is not None and REPLAY_OF in who.trajectory.metadata
 
 

@@ -164,9 +164,9 @@ class Ledger(Part):
         """Change the state of a policy, and the route with it, in one transaction.
 
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. If the
-        champion is retired by itself, calls go upstream. A policy
-        in `shadow` or `canary` is the one under test in the route. If another policy becomes champion during the test,
-        the policy under test is rejected, because the champion it was compared with no longer serves.
+        champion is retired without a successor, calls go upstream. A policy in `shadow` or `canary` is the one under
+        test in the route. If the champion changes during the test, the policy under test is rejected, because the
+        champion it was compared with no longer serves.
 
         If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
         three rejected candidates learned from it, or `dead` if fewer than two of its runs are left; neither is used
