@@ -177,6 +177,9 @@ class Spooler:
             with late_import():
                 for name in ("chat", "frames", "redaction"):
                     import_module(f"art_patch.recording.{name}")
+                # For its first dataclass pydantic_core imports a module too, behind a lock that it never lets go of in
+                # a child that was forked meanwhile.
+                to_json(import_module("art_patch.recording.chat").Asked())
             import_module("art_patch.recording.frames").reader("chat")
             self._imported = True
 

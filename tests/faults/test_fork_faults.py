@@ -213,6 +213,41 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
             assert opened.verify() == []
 
 
+FORK_IN_THE_FIRST_JSON = """
+import builtins, signal, threading
+
+imports = builtins.__import__
+asked, forked = threading.Event(), threading.Event()
+
+def slow_import(name, *args, **kwargs):
+    if name == "dataclasses" and sys._getframe(1).f_code.co_name in ("_json", "_import"):  # called by pydantic_core
+        asked.set()
+        forked.wait(1)
+    return imports(name, *args, **kwargs)
+
+builtins.__import__ = slow_import
+call("parent")
+if not asked.wait(30):
+    raise SystemExit("nothing was serialised")
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
+    call("child")
+    os._exit(0 if art.flush(20) else 9)
+forked.set()
+print(os.waitpid(child, 0)[1], art.flush(30), dict(art.status().errors))
+"""
+
+
+def test_f02_a_fork_while_the_first_frame_is_serialised(programs: Programs, store: Store):
+    """For its first dataclass pydantic_core imports a module, behind a lock that a child would inherit for ever."""
+    ran = programs.run(FORK_IN_THE_FIRST_JSON, timeout=100)
+    assert (ran.code, ran.out, ran.err) == (0, "0 True {}\n", "")
+    assert store.texts() == ["child", "parent"]
+    assert store.problems() == []
+
+
 SLOW_MIGRATION = """
 import threading
 from art_patch._lib import forking
