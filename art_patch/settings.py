@@ -63,6 +63,10 @@ class Settings(BaseModel):
     """Share of trajectories to record, from 0 to 1. A hash of the trajectory's id decides, so a trajectory is recorded
     whole or not at all."""
 
+    learn: bool = True
+    """Whether the app's runs may be learned from. If not, they are recorded for operation only: no judge, embedding
+    model, gate or update gets them. Single runs say so with `trajectory(learn=False)`."""
+
     canary_percent: Annotated[float, Option(env=True)] = Field(default=5.0, ge=0, le=100)
     """Share of the sessions, in percent, that a canary answers. It is used by mode `canary` and by `promotion=canary`.
     A hash of the session id assigns a call; without a session it is a hash of the trajectory's id, or else of the

@@ -18,6 +18,7 @@ from art_patch._lib.version import __version__
 from art_patch._lib.visible_text import visible
 from art_patch.cli import output
 from art_patch.cli.commands import (
+    consent,
     cron,
     files,
     measure,
@@ -123,7 +124,7 @@ _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
 _add(DECIDE, measure.evaluate, policies.promote, policies.watch, policies.rollback, policies.reject)
 
-_add(DATA, files.export, store.erase)
+_add(DATA, files.export, store.erase, consent.consent)
 app.command("import", rich_help_panel=DATA)(files.import_file)
 _add_group(
     DATA, "send", "Send runs and policies to a tracker. Items that it has already are not sent again.",

@@ -30,13 +30,14 @@ _KEY = otel.create_key("art-patch-ambient")
 class Ambient:
     """The trajectory, span, group and suppression that apply to a piece of code; fixed when its block is entered."""
 
-    __slots__ = ("ended", "group_key", "open", "outer", "span_id", "suppressed", "thread")
+    __slots__ = ("ended", "group_key", "learn", "open", "outer", "span_id", "suppressed", "thread")
 
     def __init__(self) -> None:
         self.open: OpenTrajectory | None = None  # the innermost trajectory
         self.span_id: str | None = None
         self.group_key: str | None = None
         self.suppressed = False
+        self.learn = True  # false inside any block that says so, whatever the blocks inside it say
         self.outer: Ambient | None = None  # of the nearest outer block that has not ended
         self.thread = 0  # id of the thread that entered the innermost block; 0 for a copy, which never ends
         self.ended = False  # whether the program has left the innermost block
@@ -45,7 +46,7 @@ class Ambient:
         """Return a copy for a nested block. The caller changes the copy before it enters the block."""
         new = Ambient()
         new.open, new.span_id = self.open, self.span_id
-        new.group_key, new.suppressed = self.group_key, self.suppressed
+        new.group_key, new.suppressed, new.learn = self.group_key, self.suppressed, self.learn
         return new
 
 
@@ -62,6 +63,7 @@ class Identity:
     # The OpenTelemetry context in which the call started, for the span that `recording` makes of it; `None` if the
     # app's own instrumentation has made a span of this call already.
     otel_context: otel.Context | None = field(default=None, compare=False, repr=False)
+    learn: bool = True  # whether the run of this call, score or span may be learned from
 
 
 _NOTHING = Ambient()
@@ -106,14 +108,15 @@ def identify(*, using: bool = True, call: bool = False) -> Identity:
     if known is not None and here.open in (None, known.open):
         known.open.used = known.open.used or using
         step_id = known.step_id if here.span_id == known.below else here.span_id
-        return Identity(known.open.info, step_id, here.group_key, False, context)
+        return Identity(known.open.info, step_id, here.group_key, False, context, here.learn and known.learn)
     if here.open is not None:
         here.open.used = here.open.used or using
-        return Identity(here.open.info, here.span_id, here.group_key, False, context)
+        return Identity(here.open.info, here.span_id, here.group_key, False, context, here.learn)
     if active is not None and active.is_valid:
-        info = TrajectoryInfo(f"{active.trace_id:032x}", time.time(), "otel", group_key=here.group_key)
-        return Identity(info, here.span_id or f"{active.span_id:016x}", here.group_key, False, context)
-    return Identity(None, here.span_id, here.group_key, False, context)
+        key, span_id = f"{active.trace_id:032x}", here.span_id or f"{active.span_id:016x}"
+        info = TrajectoryInfo(key, time.time(), "otel", group_key=here.group_key, learn=here.learn)
+        return Identity(info, span_id, here.group_key, False, context, here.learn)
+    return Identity(None, here.span_id, here.group_key, False, context, here.learn)
 
 
 # The contexts from before and after `enter`, which `leave` needs.
@@ -241,6 +244,7 @@ class RegisteredSpan(NamedTuple):
     # Id of art_patch's own span that was active when this span began. If a different one is active later, it was opened
     # inside this span and is the parent of new calls.
     below: str | None
+    learn: bool = True  # whether the calls inside may be learned from
 
 
 _spans: OrderedDict[int, RegisteredSpan] = OrderedDict()

@@ -93,7 +93,7 @@ class Run:
         """
         here = ambient.surroundings()
         around = ambient.registered_around(here)
-        self._group_key = here.group_key
+        self._group_key, self._learn = here.group_key, here.learn
         # The steps of the run hang below the app's own step that is in force now.
         self._below = here.span_id if around is None else around.step_id
         self._own = False
@@ -103,7 +103,9 @@ class Run:
             # A trace of the app's own tracing is the run, and the app ends it; a run made here is ended here.
             info = ambient.identify(using=False).trajectory
             self._own = info is None
-            info = info or TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=here.group_key)
+            info = info or TrajectoryInfo(
+                id or new_id(), time.time(), "explicit", group_key=here.group_key, learn=here.learn
+            )
             info = _named(info, name=name, session_id=session_id, user_id=user_id)
             of_framework = {key: value for key, value in (metadata or {}).items() if key != REPLAY}
             info = replace(info, tags=info.tags or tuple(tags), metadata=info.metadata or _json_values(**of_framework))
@@ -124,12 +126,15 @@ class Run:
         """Return a context manager, also with `enter()` and `leave()`, whose calls belong to the run, or to `step`."""
         now = ambient.Ambient()
         now.open, now.group_key, now.span_id = self._open, self._group_key, self._id_of(step)
+        # Also where the framework calls from a thread of its own.
+        now.learn = self._learn and ambient.surroundings().learn
         return Inside(now)
 
     def take_span(self, span_id: int, step: Step | None = None) -> None:
         """Register an OpenTelemetry span that begins now, so that calls inside it belong to this run, and to `step`."""
-        below = ambient.surroundings().span_id
-        ambient.register(span_id, ambient.RegisteredSpan(self._open, self._id_of(step), below))
+        here = ambient.surroundings()
+        learn = self._learn and here.learn
+        ambient.register(span_id, ambient.RegisteredSpan(self._open, self._id_of(step), here.span_id, learn))
 
     # Called with the id of a span that `take_span` has registered, when that span has ended.
     drop_span = staticmethod(ambient.forget)
@@ -233,7 +238,7 @@ def record_call(body: Mapping[str, Any], *, api: Api = "chat") -> OwnCall | None
     exchange = begin_exchange(body, who.trajectory, who.span_id, who.group_key, who.otel_context)
     if exchange is None:
         return None
-    exchange.api = api
+    exchange.api, exchange.learn = api, exchange.learn and who.learn
     exchange.request = json.dumps(body, default=repr).encode()
     passage.recorded = True
     return OwnCall(exchange)

@@ -59,9 +59,11 @@ class Scope(Generic[T]):
         return carry(function, lambda args, kwargs: Scope(self._begin))
 
 
-def _begin_trajectory(id: str | None, given: dict[str, Any]) -> Begun[TrajectoryInfo]:
+def _begin_trajectory(id: str | None, learn: bool, given: dict[str, Any]) -> Begun[TrajectoryInfo]:
     now = ambient.surroundings().copy()
-    info = TrajectoryInfo(id or new_id(), time.time(), "explicit", group_key=now.group_key, **given)
+    now.learn = now.learn and learn
+    key = id or new_id()
+    info = TrajectoryInfo(key, time.time(), "explicit", group_key=now.group_key, learn=now.learn, **given)
     run = ambient.OpenTrajectory(info)
     # A trajectory begins without a span: those around it belong to another trajectory.
     now.open, now.span_id = run, None
@@ -73,7 +75,7 @@ def _begin_trajectory(id: str | None, given: dict[str, Any]) -> Begun[Trajectory
     return now, info, end
 
 
-def _begin_span(name: str) -> Begun[str]:
+def _begin_span(name: str, learn: bool) -> Begun[str]:
     here, began_at = ambient.surroundings(), time.time()
     around = ambient.registered_around(here)
     run = here.open if around is None else around.open
@@ -81,12 +83,14 @@ def _begin_span(name: str) -> Begun[str]:
     # Outside of everything, this span is the trajectory, and its end is the trajectory's end.
     roots = info is None
     if info is None:
-        info = TrajectoryInfo(new_id(), began_at, "explicit", name=name, group_key=here.group_key)
+        info = TrajectoryInfo(
+            new_id(), began_at, "explicit", name=name, group_key=here.group_key, learn=here.learn and learn
+        )
         run = ambient.OpenTrajectory(info)
     parent_id = here.span_id if around is None else around.step_id
     part = SpanInfo(new_id(), info.id, name, began_at, parent_id=parent_id)
     now = here.copy()
-    now.open, now.span_id = run, part.id
+    now.open, now.span_id, now.learn = run, part.id, here.learn and learn
 
     def end(error: BaseException | None) -> None:
         if run is not None and not run.used:
@@ -114,6 +118,7 @@ def trajectory(
     user_id: str | None = None,
     tags: Sequence[str] = (),
     metadata: JSON | None = None,
+    learn: bool = True,
 ) -> Scope[TrajectoryInfo]:
     """Mark all calls inside as one run of the agent on one task. `with ... as` gives the trajectory, with its `id`.
 
@@ -125,6 +130,8 @@ def trajectory(
         user_id: id of the user. `art-patch erase --user` deletes all trajectories with this id.
         tags: labels by which commands can select runs.
         metadata: further JSON values. The key `replay` is removed, because only `replayable()` may name code to run.
+        learn: whether the run may be judged, asked again, used by the gate and trained on. Anything but `True` forbids
+            it, also to blocks inside; then the run is recorded for operation only.
 
     Raises:
         ConfigError: if `id` is empty.
@@ -140,20 +147,21 @@ def trajectory(
         "tags": (tags,) if isinstance(tags, str) else tuple(tags),
         "metadata": {key: value for key, value in (metadata or {}).items() if key != REPLAY},
     }
-    return Scope(partial(_begin_trajectory, id, given))
+    return Scope(partial(_begin_trajectory, id, learn is True, given))
 
 
 def noted_run(name: str, noted: JSON) -> Scope[TrajectoryInfo]:
     """Return a `trajectory()` scope whose metadata holds the target and arguments that `replayable()` noted."""
-    return Scope(partial(_begin_trajectory, None, {"name": name, "metadata": noted}))
+    return Scope(partial(_begin_trajectory, None, True, {"name": name, "metadata": noted}))
 
 
-def span(name: str) -> Scope[str]:
+def span(name: str, *, learn: bool = True) -> Scope[str]:
     """Mark a named part of the trajectory, nested in the surrounding span. `with ... as` gives the id of the span.
 
-    Outside of every trajectory and OpenTelemetry trace, the outermost span also is a new trajectory.
+    Outside of every trajectory and OpenTelemetry trace, the outermost span also is a new trajectory. If `learn` is not
+    `True`, a call inside keeps its whole run from being learned from, as in `trajectory()`.
     """
-    return Scope(partial(_begin_span, name))
+    return Scope(partial(_begin_span, name, learn is True))
 
 
 def group(key: str) -> Scope[None]:
@@ -164,6 +172,11 @@ def group(key: str) -> Scope[None]:
     if not key:
         raise ConfigError("group(key) must not be empty; give the task's own key, such as its ticket number")
     return Scope(partial(_begin_marked, "group_key", key))
+
+
+def recorded_only() -> Scope[None]:
+    """Make runs with calls inside be recorded for operation only, as with `trajectory(learn=False)`."""
+    return Scope(partial(_begin_marked, "learn", False))
 
 
 def suppress() -> Scope[None]:

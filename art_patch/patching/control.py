@@ -117,6 +117,7 @@ def patch(
     mode: Mode | None = None,
     match: Match = None,
     sample_rate: float | None = None,
+    learn: bool | None = None,
     canary_percent: float | None = None,
     shadow_rate: float | None = None,
     shadow_per_minute: int | None = None,
@@ -147,6 +148,7 @@ def patch(
         mode: `off`, `record`, `shadow`, `canary` or `route`. `art-patch mode` may overrule it while the app runs.
         match: the calls to patch: a glob of the model's name, `re:EXPRESSION`, or a function of the request body.
         sample_rate: share of trajectories that is recorded, 0 to 1.
+        learn: `False` records all runs for operation only, as `trajectory(learn=False)` does for one.
         redact: `secrets` removes keys, tokens and passwords from texts before they are stored; a function from text to
             text removes what it chooses.
 

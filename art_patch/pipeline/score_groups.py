@@ -41,6 +41,8 @@ def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
     `ended` were just replayed, so they are complete already. The metrics are then named `regroup`, not `group`.
     """
     config, store = run.config, run.store
+    # First: what was copied of a run before the app said that nothing may be learned from it is not learned from, too.
+    store.consent.spread()
     pending = store.read.ungrouped(settled_before=run.now - config.settle_s, ended=ended)
     run.progress("group", 0, len(pending))
     found = form(pending, config, store, new_id)
@@ -63,6 +65,8 @@ def group(run: Run, ended: Sequence[str] = ()) -> grouping.Grouping:
         "held_out": sum(group.held_out for group in found.groups),
         "left": dict(found.left),
     } | ({"embeddings": found.embeddings} if found.embeddings else {})
+    if refused := store.consent.left_out():
+        run.metrics["regroup" if ended else "group"]["not_learned_from"] = refused
     return found
 
 

@@ -185,7 +185,7 @@ def _unfinished_job(run: Cycle, champion: Policy, start: Policy) -> training.Tra
 
 
 def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Policy) -> bool:
-    # An erasure, another champion or another configuration since the kill would all make another policy.
+    # An erasure, a withdrawal, another champion or another configuration since the kill would make another policy.
     waiting = run.store.read.group_ids(state="scored", held_out=False, limit=1_000_000)
     also = job.evaluated_ids | set(job.others)
     there = {each.id for group in run.store.read.groups_of(job.group_ids) for each in group.trajectories}
@@ -196,7 +196,7 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Po
         and job.target.parent == run.adapters
         and set(job.group_ids) <= set(waiting)
         and job.trajectory_ids <= there
-        and also <= run.store.read.known(sorted(also))
+        and also <= run.store.consent.learned_from(sorted(also))
     )
 
 

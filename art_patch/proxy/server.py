@@ -22,10 +22,20 @@ from starlette.types import Receive, Scope, Send
 
 from art_patch._lib import asgi, http_server
 from art_patch._lib.asgi import Caller, Gone, Pairs, error_body
-from art_patch.context import group, trajectory
+from art_patch.context import group, recorded_only, trajectory
 from art_patch.errors import ConfigError
 from art_patch.patching import flush, patch, status, unpatch
-from art_patch.proxy.upstream import KEY, TRAJECTORY, Sent, Unreachable, Upstream, caller_context, first, for_caller
+from art_patch.proxy.upstream import (
+    KEY,
+    TRAJECTORY,
+    Sent,
+    Unreachable,
+    Upstream,
+    caller_context,
+    first,
+    for_caller,
+    may_learn,
+)
 
 FLUSH_S = 10.0
 
@@ -232,6 +242,8 @@ def _context_of(caller: Caller) -> Generator[Pairs]:
         run_id = f"{active.trace_id:032x}" if active.is_valid else None
     scopes = ExitStack()
     try:
+        if not may_learn(caller.headers):
+            scopes.enter_context(recorded_only())
         if group_key is not None:
             scopes.enter_context(group(group_key))
         if about:

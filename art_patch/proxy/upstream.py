@@ -16,6 +16,7 @@ import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from art_patch._lib.asgi import Pairs
+from art_patch.types import LEARN_HEADER
 
 CONNECT_TIMEOUT_S = 30.0
 KEPT_CONNECTIONS = 100
@@ -161,6 +162,7 @@ def _library(pool_class: type) -> Any:
 OURS = b"x-art-"  # headers that begin like this are for the proxy and go no further
 KEY = b"x-art-key"  # the proxy's own key; `Authorization` holds upstream's
 TRAJECTORY = b"x-art-trajectory-id"
+_LEARN = LEARN_HEADER.encode()
 
 # RFC 9110, section 7.6.1; and `Expect`, which our server has answered already.
 _HOP_BY_HOP = frozenset(
@@ -175,6 +177,12 @@ _ABOUT_THE_RUN = {
     b"x-art-session-id": "session_id",
     b"x-art-user-id": "user_id",
 }
+
+
+def may_learn(headers: Pairs) -> bool:
+    """Return whether a request's header `x-art-patch-learn` lets its run be learned from; without it, it does."""
+    said = [value for name, value in headers if name.lower() == _LEARN]
+    return all(value.strip().lower() in (b"yes", b"true", b"1", b"on") for value in said)
 
 
 def caller_context(headers: Pairs) -> tuple[str | None, dict[str, Any]]:

@@ -39,7 +39,7 @@ class Converter:
         self._sample_rate = sample_rate
         self._redact = Redactor(redact) if redact is not None else None
         self._on_shadow = on_shadow
-        self._announced: OrderedDict[str, str] = OrderedDict()
+        self._announced: OrderedDict[str, tuple[str, bool]] = OrderedDict()
         self._stitcher = Stitcher()
 
     def convert(self, item: Exchange | Record) -> list[Record]:
@@ -65,20 +65,24 @@ class Converter:
     def _read(self, exchange: Exchange) -> list[Record]:
         call = read_call(exchange)
         info = exchange.trajectory or self._stitcher.place(call, exchange.group_key, exchange.run_id)
+        if not exchange.learn:
+            info = replace(info, learn=False)
         call = replace(call, trajectory_id=info.id, shadow_of=exchange.shadow_of)
         # A policy cannot be asked about a picture of which only the hash is left.
         whole = not exchange.media_replaced
-        if exchange.shadow and whole and call.status == "ok" and self._on_shadow is not None:
+        if exchange.shadow and whole and info.learn and call.status == "ok" and self._on_shadow is not None:
             self._on_shadow(call, info)
         return [*self._announce(info), call]
 
     def _announce(self, info: TrajectoryInfo) -> list[Record]:
         known = self._announced.get(info.id)
-        # A trajectory is written when it is first seen, when its origin changes to `stitched`, and when it ends.
-        if known is not None and info.ended_at is None and known == info.origin:
+        now = info.origin, info.learn and (known is None or known[1])
+        # A trajectory is written when it is first seen, when its origin changes to `stitched`, when a call of it says
+        # that nothing may be learned from it, and when it ends.
+        if known is not None and info.ended_at is None and known == now:
             self._announced.move_to_end(info.id)
             return []
-        self._announced[info.id] = info.origin
+        self._announced[info.id] = now
         self._announced.move_to_end(info.id)
         while len(self._announced) > MAX_ANNOUNCED:
             self._announced.popitem(last=False)

@@ -48,9 +48,9 @@ class Exchange:
 
     __slots__ = (
         "_first", "_held", "_once", "_recorder", "_started", "answer", "api", "asked", "decode", "ended", "error",
-        "fallback", "finished", "generation", "group_key", "id", "in_control_group", "keeps_logprobs", "media_replaced",
-        "otel_context", "policy", "request", "requested_model", "run_id", "server", "shadow", "shadow_of", "span_id",
-        "started_at", "streamed", "trajectory",
+        "fallback", "finished", "generation", "group_key", "id", "in_control_group", "keeps_logprobs", "learn",
+        "media_replaced", "otel_context", "policy", "request", "requested_model", "run_id", "server", "shadow",
+        "shadow_of", "span_id", "started_at", "streamed", "trajectory",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +84,7 @@ class Exchange:
         self.policy: str | None = UPSTREAM
         self.fallback: str | None = None
         self.in_control_group = False
+        self.learn = True  # whether its run may be learned from
         self.error: str | None = None
         self.shadow = False  # whether policies are asked the same in the background
         self.shadow_of: str | None = None

@@ -30,7 +30,7 @@ _HEAD_BYTES = 4
 
 # Facts of a call that are values of JSON.
 _FACTS = (
-    "api", "ended", "group_key", "id", "in_control_group", "keeps_logprobs", "media_replaced", "policy",
+    "api", "ended", "group_key", "id", "in_control_group", "keeps_logprobs", "learn", "media_replaced", "policy",
     "requested_model", "run_id", "shadow", "shadow_of", "span_id", "started_at", "streamed", "times",
 )  # fmt: skip
 

@@ -92,6 +92,7 @@ def begin_exchange(
     if recorder is None or not (wants is None or wants(body)):
         return None
     exchange = Exchange(recorder, str(body.get("model") or ""), trajectory, span_id, group_key)
+    exchange.learn = recorder.settings.learn
     note_call(recorder.settings.project, trajectory, span_id)
     if recorder.settings.otel == "auto":
         exchange.otel_context = otel_context

@@ -117,6 +117,7 @@ class Statements:
         keep = ("ended_at", "name", "scenario_key", "group_key", "session_id", "user_id", "error")
         changes: dict[str, Any] = {name: func.coalesce(new[name], old[name]) for name in keep}
         changes["last_call_at"] = sa.case((_later(old, new.last_call_at), new.last_call_at), else_=old.last_call_at)
+        changes["learn"] = sa.and_(old.learn, new.learn)
         # A single call that another one extended is single no longer; every other origin is final.
         changes["origin"] = sa.case((old.origin == literal_column("'single'"), new.origin), else_=old.origin)
         return self._text(statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes), table)

@@ -14,6 +14,7 @@ from art_patch.store.write import Writer
 
 if TYPE_CHECKING:
     from art_patch.store.erasure.rights import Rights
+    from art_patch.store.ledger.consent import Consent
     from art_patch.store.ledger.leases import Lease, Leases
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.transfers import Sent, Transfers
@@ -34,6 +35,7 @@ class Store:
     evidence: Evidence  # queries for the calls and scores of a shadow or canary test, and what users said about runs
     reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
+    consent: Consent  # says whose runs may be learned from
     leases: Leases  # locks over all machines, so that for example only one process runs a cycle
     transfers: Transfers  # records which data was exported to a file or a tracker, and which was imported
     sent: Sent  # records which items a tracker has already, so that an upload sends only new and changed ones

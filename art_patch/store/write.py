@@ -189,7 +189,8 @@ def _merged(info: TrajectoryInfo, before: TrajectoryInfo | None) -> TrajectoryIn
     if before is None:
         return info
     session_id = before.session_id if info.session_id is None else info.session_id
-    return replace(info, session_id=session_id, user_id=before.user_id if info.user_id is None else info.user_id)
+    user_id = before.user_id if info.user_id is None else info.user_id
+    return replace(info, session_id=session_id, user_id=user_id, learn=info.learn and before.learn)
 
 
 def subject_of(what: str, value: str) -> dict[str, str]:

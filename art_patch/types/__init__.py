@@ -12,8 +12,8 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.types.app_records import (
-        COPIES, ENGINE_FULL, JSON, LEFT_ALONE, REFUSED, REPLAY, REPLAY_FROM, REPLAY_OF, UNREACHABLE, UPSTREAM,
-        WAIT_HEADER, Api, CallStatus, Correction, Mode, Origin, PolicyState, Route, Score, SpanInfo, SpanKind,
+        COPIES, ENGINE_FULL, JSON, LEARN_HEADER, LEFT_ALONE, REFUSED, REPLAY, REPLAY_FROM, REPLAY_OF, UNREACHABLE,
+        UPSTREAM, WAIT_HEADER, Api, CallStatus, Correction, Mode, Origin, PolicyState, Route, Score, SpanInfo, SpanKind,
         TrajectoryInfo,
     )
     from art_patch.types.calls import AppReport, Call, Choice, Record

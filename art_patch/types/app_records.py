@@ -43,6 +43,9 @@ LEFT_ALONE = "the engine failed repeatedly and is left alone for a moment"
 REFUSED = "the engine's address or key cannot be used"
 """`Call.fallback` in a process that may ask no policy at all, because of its own settings: nothing was assigned."""
 
+LEARN_HEADER = "x-art-patch-learn"
+"""Header of the app's call, for us alone: unless it says yes, nothing is learned from the call's run."""
+
 WAIT_HEADER = "x-art-patch-wait"
 """Header of a request to the engine: how many seconds it may have to wait for its turn, else it is refused at once."""
 
@@ -73,6 +76,8 @@ class TrajectoryInfo:
     tags: tuple[str, ...] = ()
     metadata: JSON = field(default_factory=dict[str, Any])
     error: str | None = None  # the exception that ended the block
+    # Whether the run may be judged, asked again, used by the gate and trained on. Once it is false, it stays false.
+    learn: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,3 +69,14 @@ def test_errors_tell_whose_they_were(proxy: Proxy, provider: Provider):
     (call,) = proxy.calls(1)
     assert (call.trajectory_id, call.status) == ("run-3", "error")
     assert proxy.run("run-3").error is None
+
+
+@pytest.mark.parametrize("about", [{}, {"x-art-user-id": "u1"}])
+@pytest.mark.parametrize(("said", "learn"), [("no", False), ("Yes", True), ("nonsense", False)])
+def test_a_caller_says_whether_its_run_may_be_learned_from(
+    about: dict[str, str], said: str, learn: bool, proxy: Proxy, provider: Provider
+):
+    proxy.chat({"X-Art-Patch-Learn": said} | about)
+    (call,) = proxy.calls(1)
+    assert proxy.run(call.trajectory_id).learn is learn
+    assert not [name for got in provider.got for name in got.names if name.startswith("x-art-")]

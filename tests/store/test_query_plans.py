@@ -18,7 +18,8 @@ from art_patch.store.schema.codec import squeeze
 from tests.support.crossing import MARK, READS, WRITES, fill
 from tests.support.postgres import Execute
 
-SMALL = {"agents", "apps", "audit", "control", "exports", "leases", "policies", "projects", "promotions"}
+SMALL = {"agents", "apps", "audit", "control", "exports", "leases", "policies", "projects", "promotions",
+         "withdrawals"}  # fmt: skip
 """Tables that do not grow with the traffic."""
 
 READ_WHOLE = {
@@ -29,6 +30,7 @@ READ_WHOLE = {
     ("browse.answered_by_both", "calls"),
     ("browse.resolve", "trajectories"),  # the beginning of an id, in the ids alone
     ("read.recent", "trajectories"),  # in the order of an index, up to a limit
+    *{(f"consent.{name}", "trajectories") for name in ("left_out", "spread")},
     ("evidence.corrected", "corrections"),
     ("evidence.rewarded_alone", "trajectories"),  # an index of those without a group
     ("evidence.opinions", "trajectories"),

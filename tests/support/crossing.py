@@ -41,6 +41,7 @@ def fill(store: Store, whose: str, mark: str) -> None:
         group = Group(f"{key}-group", f"{mark} task", "same_task", (Trajectory(about, ()),))
         store.ledger.add_groups([group], now=1.0)
     store.ledger.add_wordings({"shared": (f"{mark} task", whose == "zebra")}, now=1.0)
+    store.consent.withdraw(f"{whose}-user", who=mark, now=1.0)
     store.ledger.add_judgement(Judgement(f"{whose}-judged", "shared-group", 1.0, mark, "r", "score", "valid"))
     store.ledger.add_base("agent@0", f"/{mark}", "ff", who=mark, now=1.0)
     store.ledger.set_engine("http://127.0.0.1:9/v1", key_file=f"/{mark}", who=mark, now=1.0)
@@ -114,6 +115,9 @@ READS: dict[str, Attempt] = {
     "ledger.challenger": lambda s: s.ledger.challenger(),
     "ledger.history": lambda s: [{k: v for k, v in one.items() if k != "id"} for one in s.ledger.history()],
     "ledger.route": lambda s: s.ledger.route(),
+    "consent.withdrawn": lambda s: s.consent.withdrawn(),
+    "consent.learned_from": lambda s: s.consent.learned_from(RUNS),
+    "consent.left_out": lambda s: s.consent.left_out(),
     "leases.read": lambda s: s.leases.read("cycle"),
     "transfers.exports": lambda s: [(one.path, one.who) for one in s.transfers.exports()],
     "transfers.groups_of": lambda s: s.transfers.groups_of(RUNS),
@@ -139,6 +143,10 @@ WRITES: dict[str, Attempt] = {
     "ledger.set_engine": lambda s: s.ledger.set_engine(None, who="me"),
     "ledger.set_mode": lambda s: s.ledger.set_mode("off", who="me"),
     "ledger.add_base": lambda s: s.ledger.add_base("zebra@0", "/mine", "ff", who="me", now=5.0),
+    "consent.withdraw": lambda s: s.consent.withdraw("u", who="me", now=5.0),
+    "consent.give": lambda s: s.consent.give("zebra-user", who="me", now=5.0),
+    "consent.spread": lambda s: (s.write([info("shared", learn=False)]), s.consent.spread()),
+    "consent.note_start": lambda s: s.consent.note_start("serve"),
     "leases.take": lambda s: s.leases.take(s.leases.read("cycle"), OWNER, who="me", now=2.0),
     "leases.renew": lambda s: s.leases.renew(Lease("cycle", 1, 0, OWNER), now=3.0),
     "leases.release": lambda s: s.leases.release(Lease("cycle", 1, 0, OWNER)),

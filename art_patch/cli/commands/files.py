@@ -184,7 +184,8 @@ class _Source:
     def _by_correction(self) -> Iterator[_Page]:
         for ids in self._ids():
             corrections, page = self.opened.evidence.corrections(ids), _Page(0)
-            for trajectory in self.opened.read.trajectories([key for key in ids if key in corrections]):
+            corrected = self._may_teach([key for key in ids if key in corrections], _Page(0))  # counted with its group
+            for trajectory in self.opened.read.trajectories(corrected):
                 with page.skipping():
                     row = formats.correction_row(trajectory, corrections[trajectory.id])
                     page.rows.append((row, [trajectory.id]))
@@ -209,8 +210,9 @@ class _Source:
             page.rows.append((formats.indexed(line) if self.parquet else line, [key]))
 
     def _training(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
-        corrections = self.opened.evidence.corrections([trajectory.id for trajectory in trajectories])
-        for recorded in trajectories:
+        ids = self._may_teach([trajectory.id for trajectory in trajectories], page)
+        corrections = self.opened.evidence.corrections(ids)
+        for recorded in (trajectory for trajectory in trajectories if trajectory.id in ids):
             with page.skipping():
                 trajectory = formats.corrected(recorded, corrections.get(recorded.id, ()))
                 if self.form.format == "chat":
@@ -224,8 +226,9 @@ class _Source:
     def _prompt(self, trajectories: Sequence[Trajectory], page: _Page) -> None:
         """Add a prompt to sample from for each trajectory without a group; equal prompts once."""
         grouped = self.opened.transfers.groups_of([trajectory.id for trajectory in trajectories])
+        ids = self._may_teach([trajectory.id for trajectory in trajectories if trajectory.id not in grouped], page)
         for trajectory in trajectories:
-            if trajectory.id in grouped:
+            if trajectory.id not in ids:
                 continue
             with page.skipping():
                 row = formats.grpo_row(trajectory)
@@ -248,10 +251,13 @@ class _Source:
     def _by_group(self) -> Iterator[_Page]:
         pairs = self.form.format == "preference"
         for key, scenario, how, ids in islice(self._groups(), self.limit):
-            group = Group(key, scenario, how, self.opened.read.trajectories(ids))
-            rewards_G = rewards.rewards_G(group, combination=self.combination)
             # In grpo the trajectories are looked at once more, by `_prompt`, and counted there.
             page = _Page(len(ids) if pairs else 0)
+            if not (ids := self._may_teach(ids, page)):
+                yield page
+                continue
+            group = Group(key, scenario, how, self.opened.read.trajectories(ids))
+            rewards_G = rewards.rewards_G(group, combination=self.combination)
             with page.skipping():
                 if pairs:
                     all_pairs, margin = self.form.pairs == "all", self.form.margin
@@ -261,6 +267,14 @@ class _Source:
                     self._is_new(rows[0])  # remembered: a lone run with the same prompt gets no row of its own
                 page.rows += [(row, list(ids)) for row in rows]
             yield page
+
+    def _may_teach(self, ids: Sequence[str], page: _Page) -> list[str]:
+        """Return those of the trajectories that may be learned from, and count the others."""
+        # Files in these formats are made to train on. One of whole trajectories keeps all of them, with the mark.
+        allowed = self.opened.consent.learned_from(ids)
+        if len(allowed) < len(ids):
+            page.skipped["it may not be learned from"] += len(ids) - len(allowed)
+        return [key for key in ids if key in allowed]
 
     def _groups(self) -> Iterator[tuple[str, str, str, list[str]]]:
         after = ""

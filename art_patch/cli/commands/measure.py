@@ -166,7 +166,7 @@ def groups(
     with project.opened() as (settings, opened):
         ours = {"across": settings.group_across, "holdout_users": settings.holdout_users}
         config = replace(cycle, **ours, embed=options.make_embed(settings), min_group_size=size)
-        stats = opened.reports.groups()
+        stats, refused = opened.reports.groups(), opened.consent.left_out()
         pending = opened.read.ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
         grouping = pipeline.form(pending, config, opened, map(str, count()).__next__)
     would = dict.fromkeys(WAYS, 0)
@@ -189,6 +189,7 @@ def groups(
         "looked_at": len(pending),
         "ways": {way: counts for way, counts in ways.items() if any(counts.values())},
         "left": left,
+        "not_learned_from": refused,
         "embeddings": grouping.embeddings,
         "groups": sum(stats.states.values()),
         "states": dict(stats.states),
@@ -206,7 +207,7 @@ def _print_groups(facts: dict[str, Any]) -> None:
         console.print("no trajectories are recorded yet; run your agent with art_patch.patch()")
         return
     summary = output.grid("dim", "")
-    beyond = runs - facts["in_groups"] - facts["looked_at"]
+    beyond = runs - facts["in_groups"] - facts["looked_at"] - sum(facts["not_learned_from"].values())
     share = f"[b]{facts['groupable_share']:.0%}[/] of {runs} runs"
     summary.add_row("groupable", share + (f"; {beyond} were not looked at" if beyond > 0 else ""))
     states = output.listed([f"{number} {state}" for state, number in facts["states"].items()], "none yet")
@@ -226,6 +227,8 @@ def _print_groups(facts: dict[str, Any]) -> None:
             table.add_row(way, str(counts["runs"]), f"{both / runs:.0%}", str(counts["would_be"]), WAYS[way])
         console.print()
         console.print(table)
+    for reason, number in facts["not_learned_from"].items():
+        console.print(f"{number} not learned from: {reason}", markup=False, style="dim")
     if facts["left"]:
         console.print()
         for reason, number in sorted(facts["left"].items(), key=lambda item: -item[1]):

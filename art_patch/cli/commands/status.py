@@ -171,6 +171,8 @@ def _print_status(facts: dict[str, Any]) -> None:
         rows.append(("people", _differ(differ)))
     for name, value in rows:
         table.add_row(name, str(value))
+    for reason, count in recorded["not_learned_from"].items():
+        table.add_row("", f"[dim]{count} runs not learned from: {reason}[/]")
     for reason, count in recorded["untrainable"].items():
         table.add_row("", f"[dim]{count} not trainable: {reason}[/]")
     for reason, count in recorded["fell_back"].items():

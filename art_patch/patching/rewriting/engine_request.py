@@ -78,10 +78,10 @@ def redirected(options: Any, target: Target, client: Any, body: dict[str, Any], 
     }
     if "extra_json" in fields:
         fields["extra_json"] = None
-    return _made_of(fields, options)
+    return made_of(fields, options)
 
 
-def _made_of(fields: dict[str, Any], like: Any) -> Any:
+def made_of(fields: dict[str, Any], like: Any) -> Any:
     """Return an object of the class of `like`, a pydantic model, with these fields."""
     # By hand: `copy.copy` and pydantic's setters cost twice as much as all the rest of a routed request.
     kind: Any = type(like)

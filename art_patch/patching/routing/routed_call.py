@@ -62,7 +62,7 @@ class RoutedCall:
         model = options.json_data.get("model")
         name = model if isinstance(model, str) else ""
         self.exchange = Exchange(runtime.recorder, name, who.trajectory, who.span_id, who.group_key)
-        self.exchange.api, self.exchange.server = surface.api, client.base_url
+        self.exchange.api, self.exchange.server, self.exchange.learn = surface.api, client.base_url, who.learn
         note_call(runtime.settings.project, who.trajectory, who.span_id)
         if runtime.settings.otel == "auto":
             self.exchange.otel_context = who.otel_context
@@ -306,8 +306,13 @@ def pending_call() -> RoutedCall | None:
     return PENDING.get()
 
 
-def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool) -> RoutedCall | None:
-    """Return the `RoutedCall` of a call that starts; `None` if the call is to be neither routed nor recorded."""
+def begin(
+    runtime: Runtime | None, client: Any, options: Any, stream: bool, is_async: bool, learn: bool = True
+) -> RoutedCall | None:
+    """Return the `RoutedCall` of a call that starts; `None` if the call is to be neither routed nor recorded.
+
+    `learn` is whether the call's headers let its run be learned from.
+    """
     if runtime is None:
         return None
     try:
@@ -319,7 +324,10 @@ def begin(runtime: Runtime | None, client: Any, options: Any, stream: bool, is_a
         if runtime.matches is not None and not runtime.matches(options.json_data):
             return None
         who = identify(call=True)
-        return None if who.suppressed else RoutedCall(runtime, surface, client, options, stream, is_async, who)
+        if who.suppressed:
+            return None
+        who.learn = who.learn and learn and runtime.settings.learn
+        return RoutedCall(runtime, surface, client, options, stream, is_async, who)
     except Exception as error:
         faults.fault("patching.begin", error)
         return None

@@ -37,6 +37,7 @@ from art_patch.patching.rewriting.response_rewriter import InvalidAnswer, TooSlo
 from art_patch.patching.routing.routed_call import PENDING, Attempt, RoutedCall, begin
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.first_byte_watch import watch
+from art_patch.patching.sdk.learn_header import without_learn_header
 
 MODULE = "openai._base_client"
 
@@ -99,7 +100,12 @@ class Wrapping:
             if around is not None and around.covers(options):
                 # The same call once more: an older wrapper of ours, below another instrumentation's.
                 return wrapped(*args, **kwargs)
-            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), False)
+            if (asked := without_learn_header(client, options)) is not None:
+                options, learn = asked
+                args, kwargs = _with_options(options, args, kwargs)
+            else:
+                learn = True
+            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), False, learn)
             if routed_call is None and around is None:
                 return wrapped(*args, **kwargs)
             # Also with `None`: inside another call, the response of this one must not be taken for the other's.
@@ -145,7 +151,12 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return await wrapped(*args, **kwargs)
-            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), True)
+            if (asked := without_learn_header(client, options)) is not None:
+                options, learn = asked
+                args, kwargs = _with_options(options, args, kwargs)
+            else:
+                learn = True
+            routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), True, learn)
             if routed_call is None and around is None:
                 return await wrapped(*args, **kwargs)
             token = PENDING.set(routed_call)
@@ -256,12 +267,15 @@ def _async_response(_: Any) -> Callable[..., Any]:
 
 def _ask(original: Any, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Send an attempt through its engine client. For an asynchronous client, return the coroutine that sends it."""
+    args, kwargs = _with_options(attempt.options, args, kwargs)
+    return original.__get__(attempt.engine_client)(*args, **kwargs)
+
+
+def _with_options(options: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     # The SDK hands the options over by position. openai 1.12 to 1.66 adds the remaining retries after them.
     if len(args) > 1:
-        args = (args[0], attempt.options, *args[2:])
-    else:
-        kwargs = {**kwargs, "options": attempt.options}
-    return original.__get__(attempt.engine_client)(*args, **kwargs)
+        return (args[0], options, *args[2:]), kwargs
+    return args, {**kwargs, "options": options}
 
 
 def _already_wrapped_below(base: type, name: str) -> list[type]:

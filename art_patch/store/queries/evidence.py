@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Row, Select, Text, and_, cast, exists, func, 
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.route import CONTROL_KEY
+from art_patch.store.queries.learning import may_learn
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.types import (
@@ -129,7 +130,7 @@ class Evidence(Part):
             select(c.trajectory_id)
             .join(_T, _T.c.id == c.trajectory_id)
             .outerjoin(_G, _G.c.id == _T.c.group_id)  # a corrected run may be in no group
-            .where(c.at > since, or_(_G.c.held_out.is_(None), _G.c.held_out.is_(False)))
+            .where(c.at > since, or_(_G.c.held_out.is_(None), _G.c.held_out.is_(False)), may_learn())
             .group_by(c.trajectory_id)
             .order_by(func.max(c.at).desc(), c.trajectory_id)  # a run may be corrected more than once
             .limit(limit)
@@ -143,7 +144,7 @@ class Evidence(Part):
         query = (
             select(s.trajectory_id)
             .join(_T, _T.c.id == s.trajectory_id)
-            .where(s.source.in_(("user", "code")), s.at > since, _T.c.group_id.is_(None))
+            .where(s.source.in_(("user", "code")), s.at > since, _T.c.group_id.is_(None), may_learn())
             .group_by(s.trajectory_id)
             .order_by(func.max(s.at).desc(), s.trajectory_id)
             .limit(limit)
@@ -162,7 +163,7 @@ class Evidence(Part):
         """Return the newest groups with user scores of these names and the judge's, to compare both; without calls."""
         t, s, g = _T.c, _S.c, _G.c
         # The judge's score counts only in the group that the run is in now.
-        theirs = and_(s.source == "user", s.name.in_(names))
+        theirs = and_(s.source == "user", s.name.in_(names), may_learn())
         of_judge = and_(s.name == "ruler", s.group_id == t.group_id)
         spoken_of = select(t.group_id).join(_S, s.trajectory_id == t.id).where(theirs, t.group_id.is_not(None))
         # Ids are uuid7, so the largest are the newest.

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from art_patch.store.backends.database import Part
+from art_patch.store.queries.learning import left_out, may_learn
 from art_patch.store.queries.loading import load_calls, records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.trajectories import followed
@@ -35,7 +36,8 @@ class Reader(Part):
         with self._database.read() as connection:  # one snapshot: no call is seen without its trajectory
             query = select(*tables.columns_of(tables.trajectories, TrajectoryInfo))
             infos = {
-                row.id: replace(TrajectoryInfo(*row), tags=tuple(row.tags))  # JSON has no tuples
+                # JSON has no tuples, and SQLite no booleans.
+                row.id: replace(TrajectoryInfo(*row), tags=tuple(row.tags), learn=bool(row.learn))
                 for row in rows_in(connection, query, _T.id, ids)
             }
             calls = load_calls(connection, ids)
@@ -74,7 +76,7 @@ class Reader(Part):
     def ungrouped(
         self, *, settled_before: float, ended: Sequence[str] = (), limit: int = 10_000
     ) -> tuple[Trajectory, ...]:
-        """Return complete trajectories that are in no group yet, oldest first.
+        """Return complete trajectories that are in no group yet and may be learned from, oldest first.
 
         Args:
             settled_before: a trajectory is complete if its last call ended by this time, seconds since the epoch.
@@ -83,7 +85,8 @@ class Reader(Part):
             limit: maximum number of trajectories that are found by `settled_before`; `ended` has no limit.
         """
         # Copies are put into groups by the step that makes them.
-        theirs = select(_T.id).where(_T.group_id.is_(None), _T.origin.not_in(COPIES)).order_by(_T.last_call_at)
+        own = (_T.group_id.is_(None), _T.origin.not_in(COPIES), may_learn())
+        theirs = select(_T.id).where(*own).order_by(_T.last_call_at)
         with self._database.read() as connection:
             ids = list(connection.scalars(theirs.where(_T.last_call_at <= settled_before).limit(limit)))
             query = theirs.where(_T.last_call_at.is_not(None))
@@ -104,13 +107,22 @@ class Reader(Part):
         return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
 
     def groups_of(self, ids: Sequence[str]) -> tuple[Group, ...]:
-        """Return the groups `ids` with their trajectories, in this order; skip unknown ids."""
+        """Return the groups `ids` with their trajectories, in this order; skip unknown ids.
+
+        Members that may not be learned from are left out, and so is a group in which too few others are left.
+        """
         members: dict[str, list[str]] = defaultdict(list)
+        short: set[str] = set()  # groups that lack a member
         with self._database.read() as connection:
             found = {row.id: row for row in rows_in(connection, select(tables.groups), _G.id, ids)}
-            query = select(_T.group_id, _T.id).order_by(_T.id)
-            for group_id, trajectory_id in rows_in(connection, query, _T.group_id, ids):
-                members[group_id].append(trajectory_id)
+            query = select(_T.group_id, _T.id, may_learn()).order_by(_T.id)
+            for group_id, trajectory_id, learn in rows_in(connection, query, _T.group_id, ids):
+                members[group_id] += [trajectory_id] if learn else []
+                short |= set() if learn else {group_id}
+        # The gate needs only the prompt of a held-out run; all others are compared with one another.
+        for key in short & found.keys():
+            if len(members[key]) < (1 if found[key].held_out else 2):
+                del found[key], members[key]
         # A second snapshot: a member that was erased in between is left out of its group below.
         whole = {t.id: t for t in self.trajectories([key for keys in members.values() for key in keys])}
         # All siblings of a resampled group answer the same turn, so the first call of the first one names it.
@@ -196,6 +208,7 @@ class Reader(Part):
                 "groups": _by(connection, select(_G.state, count).group_by(_G.state)),
                 "untrainable": _by(connection, reasons.order_by(count.desc())),
                 "fell_back": _by(connection, fell_back.order_by(count.desc()).limit(5)),  # texts of many kinds
+                "not_learned_from": left_out(connection),
                 "judge": _spent(connection),
             }
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
-HEAD = "0003"
+HEAD = "0004"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
@@ -120,7 +120,11 @@ trajectories = _table(
     name=_null(Text), scenario_key=_null(Text), group_key=_null(Text), session_id=_null(Text), user_id=_null(Text),
     tags=JSON, metadata=JSON, error=_null(Text),
     group_id=_null(Text),  # set by the job when it forms groups; the app never writes it
+    learn=_default(sa.Boolean, server_default=sa.true()),  # once it is false, it stays false
 )  # fmt: skip
+
+# Users whose runs, those of before included, are not learned from. A row outlives their runs: they may come back.
+withdrawals = _table("withdrawals", user_id=_key(Text), at=Float, who=Text)
 
 spans = _table(
     "spans",

@@ -1,0 +1,72 @@
+"""`art-patch consent`: whose runs are not learned from; and what the first `serve` and `retrain` of a project say."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from art_patch import pipeline
+from art_patch.cli import output
+from art_patch.cli.options import ActingProject
+from art_patch.cli.output import counted
+from art_patch.cli.typed_options import Option, command
+from art_patch.errors import ConfigError
+
+
+@command
+def consent(
+    project: ActingProject,
+    user: Annotated[str | None, Option("The user's user_id.")] = None,
+    withdraw: Annotated[bool, Option("Learn from no run of this user any more, past ones included.")] = False,
+    give: Annotated[bool, Option("Let this user's runs be learned from again.")] = False,
+) -> None:
+    """Say whether a user's runs may be learned from. Without options, list who withdrew, and what is left out.
+
+    The runs of a user who withdrew are still recorded, for operation only: they are not judged, asked again, repeated,
+    used by the gate, trained on, or exported for training. `art-patch erase` deletes them, and names the policies that
+    learned from them before.
+    """
+    if withdraw and give:
+        raise ConfigError("--withdraw and --give exclude each other; give one of them")
+    if (user is not None) != (withdraw or give):
+        raise ConfigError("name the user and what they said: --user U --withdraw, or --user U --give")
+    if user is not None and not user:
+        raise ConfigError("--user must not be empty; give the user_id that your app gives to trajectory()")
+    with project.opened() as (settings, opened):
+        if user is not None:
+            change = opened.consent.withdraw if withdraw else opened.consent.give
+            is_new = change(user, who=project.actor("consent"))
+            past = opened.rights.erase(user=user, dry_run=True)
+            taught = [one.name for one in past.policies if one.how == "trained"]
+            facts: dict[str, Any] = {"user": user, "learns": give, "changed": is_new, "runs": past.trajectories}
+            facts |= {"policies": taught, "todo": []}
+            names = [one.name for one in opened.ledger.policies()]
+            # Unfinished updates hold the tokens of what they train on.
+            if withdraw and not pipeline.forget_unfinished(settings.directory, names):
+                facts["todo"].append("A cycle is at work; it may still use these runs. The next one does not.")
+        else:
+            facts = {"withdrawn": opened.consent.withdrawn(), "not_learned_from": opened.consent.left_out()}
+    if project.answered(facts):
+        return
+    for line in _changed(facts) if user is not None else _listed(facts):
+        output.say(line)
+
+
+def _changed(facts: dict[str, Any]) -> list[str]:
+    user, runs = facts["user"], counted(facts["runs"], "run", "runs")
+    if facts["learns"]:
+        back = f"{runs} may be learned from again, except for those that your app marked"
+        return [f"{user}: {back}" if facts["changed"] else f"{user} had not withdrawn, so nothing changed"]
+    said = f"{user}: {runs} of before, and all that follow, are recorded for operation only"
+    lines = [said if facts["changed"] else f"{user} had withdrawn before, so nothing changed"]
+    if facts["policies"]:
+        learned = output.listed(facts["policies"], "")
+        lines.append(f"{learned} learned from some of them; `art-patch erase --dry-run` says how to go back")
+    return [*lines, *(f"-> {one}" for one in facts["todo"])]
+
+
+def _listed(facts: dict[str, Any]) -> list[str]:
+    now = time.time()
+    lines = [f"{user} withdrew {output.ago(now - at)} ago" for user, at in facts["withdrawn"].items()]
+    lines += [f"{count} runs not learned from: {reason}" for reason, count in facts["not_learned_from"].items()]
+    return lines or ["nobody withdrew, and all runs may be learned from"]
