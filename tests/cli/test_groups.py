@@ -76,6 +76,7 @@ def test_the_report_as_json(home: Path):
             "near_duplicate": {"groups": 0, "runs": 0, "would_be": 2},
         },
         "left": {"waits for a sibling": 3, "answered by upstream": 1},
+        "not_learned_from": {},
         "embeddings": None,
         "groups": 2,
         "states": {"trained": 1, "dead": 1},

@@ -97,6 +97,7 @@ def bundles(draw: st.DrawFn, key: str) -> Bundle:
         tags=tuple(draw(st.lists(texts, max_size=2))),
         metadata=draw(objects),
         error=draw(names),
+        learn=draw(st.booleans()),
     )
     scores = tuple(
         Score(
