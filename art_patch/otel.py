@@ -51,7 +51,7 @@ def call_attributes(call: Call, info: TrajectoryInfo) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": operation_of(call.api),
         "gen_ai.request.model": call.requested_model,
-        "gen_ai.response.model": call.policy,
+        "gen_ai.response.model": call.policy or (call.answered_by or "").partition(" ")[0] or None,
         "gen_ai.response.finish_reasons": [one.finish_reason for one in call.choices if one.finish_reason],
         "gen_ai.response.time_to_first_chunk": None if call.ttft_ms is None else call.ttft_ms / 1000,
         # No usage is recorded as 0, and an attribute of 0 would say that the call was free.

@@ -33,6 +33,7 @@ class Answered:
     done: bool = True  # false for a stream without its end marker
     error: Any = None  # the error object that the server sent in the middle of a stream
     model: str | None = None  # as the server names it
+    fingerprint: str | None = None  # `system_fingerprint`: the server's settings, which some providers name
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_tokens: int | None = None  # as `usage` counts them
     completion_tokens: int | None = None
@@ -73,8 +74,8 @@ def events(stream: bytes) -> Iterator[str]:
 class StreamedAnswer(NamedTuple):
     """A streamed chat completion, joined into one that looks as if it had not been streamed.
 
-    `body` has `choices` (with `message`), `usage`, `prompt_token_ids` and `model`, as far as they were received; `done`
-    tells whether the server sent `[DONE]`, and `error` is the error object that it sent.
+    `body` has `choices` (with `message`), `usage`, `prompt_token_ids`, `model` and `system_fingerprint`, as far as they
+    were received; `done` tells whether the server sent `[DONE]`, and `error` is the error object that it sent.
     """
 
     body: dict[str, Any]
@@ -93,8 +94,9 @@ def assemble(chunks: Iterable[str]) -> StreamedAnswer:
             break
         chunk = parse_object(data)
         error = chunk.get("error") or error
-        for key in ("model", "prompt_token_ids"):
-            if key not in body and chunk.get(key) is not None:
+        for key in ("model", "system_fingerprint", "prompt_token_ids"):
+            # Azure's first chunk has the model "".
+            if key not in body and chunk.get(key) not in (None, ""):
                 body[key] = chunk[key]
         usage = chunk.get("usage")
         # Some servers send `usage: null` with each chunk, after the real one too.
@@ -182,6 +184,7 @@ def read_chat_answer(raw: bytes) -> Answered:
         done=done,
         error=error,
         model=as_text(body.get("model")) or None,
+        fingerprint=as_text(body.get("system_fingerprint")) or None,
         prompt_token_ids=as_ids(body.get("prompt_token_ids")),
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -240,6 +243,7 @@ def read_completions_answer(raw: bytes) -> Answered:
     reasons: dict[int, str] = {}
     usage: dict[str, Any] = {}
     model: str | None = None
+    fingerprint: str | None = None
     error: Any = None
     done = is_whole(raw)
     # A whole answer is read like a stream of one chunk: both hold choices with `text`.
@@ -251,6 +255,7 @@ def read_completions_answer(raw: bytes) -> Answered:
         error = chunk.get("error") or error
         usage = as_object(chunk.get("usage")) or usage
         model = as_text(chunk.get("model")) or model
+        fingerprint = as_text(chunk.get("system_fingerprint")) or fingerprint
         for position, choice in enumerate(objects(chunk.get("choices"))):
             index = _index(choice, position)
             texts.setdefault(index, []).append(as_text(choice.get("text")))
@@ -262,6 +267,7 @@ def read_completions_answer(raw: bytes) -> Answered:
         done=done,
         error=error,
         model=model,
+        fingerprint=fingerprint,
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
     )

@@ -28,6 +28,8 @@ from art_patch.types import JSON, UPSTREAM, Api, AppReport, Call, CallStatus, Re
 
 MAX_ANNOUNCED = 20_000
 
+MAX_ANSWERED_BY = 200  # characters of `Call.answered_by`
+
 OnShadow = Callable[[Call, TrajectoryInfo], None]
 
 
@@ -134,6 +136,7 @@ def read_call(exchange: Exchange) -> Call:
         fallback=None if exchange.fallback is None else scrub(exchange.fallback),
         api=exchange.api,
         in_control_group=exchange.in_control_group,
+        answered_by=_answered_by(answer) if exchange.policy is UPSTREAM else None,
     )
     return replace(call, untrainable=why_untrainable(call) or (MEDIA_REPLACED if exchange.media_replaced else None))
 
@@ -148,6 +151,19 @@ def _status(exchange: Exchange, answer: chat.Answered, expected: int) -> CallSta
     # Many apps stop at the finish reason, one event before the end of the stream. Then the answer is whole.
     finished = [choice for choice in answer.choices if choice.finish_reason is not None]
     return "ok" if len(finished) == len(answer.choices) >= expected else "abandoned"
+
+
+def _answered_by(answer: chat.Answered) -> str | None:
+    """Return the model that an answer names, and the fingerprint after it, on one line of bounded length."""
+    if answer.model is None:
+        return None
+    named = [_plain(answer.model), *([_plain(answer.fingerprint)] if answer.fingerprint else ())]
+    return " ".join(named)[:MAX_ANSWERED_BY].rstrip()
+
+
+def _plain(name: str) -> str:
+    # Without spaces, so that what stands before the only space is the model.
+    return "".join("_" if sign.isspace() or not sign.isprintable() else sign for sign in name[:MAX_ANSWERED_BY])
 
 
 def _known(count: int | None, default: int) -> int:

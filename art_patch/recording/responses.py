@@ -97,6 +97,7 @@ def read_responses_answer(raw: bytes) -> Answered:
         done=done,
         error=error,
         model=as_text(response.get("model")) or None,
+        fingerprint=as_text(response.get("system_fingerprint")) or None,
         prompt_tokens=as_count(usage.get("input_tokens")),
         completion_tokens=as_count(usage.get("output_tokens")),
     )

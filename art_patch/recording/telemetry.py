@@ -156,7 +156,6 @@ def _attributes(call: Call, info: TrajectoryInfo, exchange: Exchange) -> dict[st
     answer = _answer_head(exchange)
     found = call_attributes(call, info) | {
         "gen_ai.provider.name": "vllm" if call.policy is not UPSTREAM else _provider(host),
-        "gen_ai.response.model": call.policy or as_text(answer.get("model")),
         "gen_ai.response.id": as_text(answer.get("id")),
         "gen_ai.request.stream": True if exchange.streamed else None,
         "server.address": host,

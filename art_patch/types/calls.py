@@ -53,6 +53,9 @@ class Call:
     shadow_of: str | None = None
     # Whether a policy could have answered the call, and its session belongs to the control group: upstream answered.
     in_control_group: bool = False
+    # The model that upstream's answer names, with the provider's fingerprint if there is one, such as
+    # `gpt-x-2026-06-01 fp_44709d6fcb`; `None` for policies' answers, and where no answer names a model.
+    answered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def bundles(draw: st.DrawFn, key: str) -> Bundle:
                 api=draw(st.sampled_from(["chat", "completions", "responses"])),
                 shadow_of=draw(names),
                 in_control_group=draw(st.booleans()),
+                answered_by=draw(names),
             )
         )
     info = TrajectoryInfo(

@@ -74,7 +74,8 @@ def test_the_sdk_sees_no_difference(call: Callable[[Any], Any], reply: Reply, pr
     }
     (call_,) = proxy.calls(1)
     assert (call_.api, call_.policy, call_.requested_model) == ("messages", None, "claude-x")
-    assert call_.status == ("ok" if reply.status == 200 else "error")
+    named = ("ok", "claude-x") if reply.status == 200 else ("error", None)
+    assert (call_.status, call_.answered_by) == named
 
 
 @pytest.mark.parametrize("reply", [whole(LOOKS, "tool_use"), streamed(LOOKS, "tool_use")], ids=["whole", "stream"])

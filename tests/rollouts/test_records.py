@@ -42,6 +42,7 @@ def test_each_choice_is_a_call_with_its_prompt_and_its_tokens():
             "duration_ms": 5.0, "ttft_ms": None, "policy": "agent@0", "prompt_token_ids": (1, 2, 3),
             "prompt_tokens": 3, "completion_tokens": 2, "status": "ok", "error": None, "fallback": None,
             "untrainable": None, "api": "chat", "shadow_of": None, "in_control_group": False,
+            "answered_by": None,
         }
     ]  # fmt: skip
     assert len(second.messages) == 4

@@ -44,6 +44,7 @@ UPSTREAM = replace(
     prompt_token_ids=None,
     choices=(replace(ANSWER, token_ids=None, logprobs=None),),
     untrainable="answered by upstream",
+    answered_by="gpt-x",
 )
 
 

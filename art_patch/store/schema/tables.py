@@ -150,7 +150,7 @@ calls = _table(
     status=Text, error=_null(Text), fallback=_null(Text), untrainable=_null(Text),
     api=_default(Text, server_default="chat"), shadow_of=_null(Text), prompt_block=_null(_Hash),
     session_id=_null(Text), user_id=_null(Text),  # its trajectory's: online tests count calls by session
-    in_control_group=_default(sa.Boolean, server_default=sa.false()),
+    in_control_group=_default(sa.Boolean, server_default=sa.false()), answered_by=_null(Text),
 )  # fmt: skip
 
 choices = _table(
@@ -165,6 +165,10 @@ scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_
 # Of each wording of a task: the scenario that it was first seen in. Hashes alone, so they outlive the runs: a task that
 # a policy has learned must not test a later one because its runs were deleted.
 wordings = _table("wordings", key=_key(Text), scenario_key=Text, held_out=sa.Boolean, first_seen_at=Float)
+
+# What upstream's models meant: each model that the app asked for, and those that answered, since they first did. No
+# more than `upstream_models.py` allows.
+upstream_models = _table("upstream_models", requested_model=_key(Text), answered_by=_key(Text), first_seen_at=Float)
 
 groups = _table(
     "groups",
