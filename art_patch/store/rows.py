@@ -241,7 +241,7 @@ class Batch:
         self._last_call_at[trajectory_id] = max(ended_at, self._last_call_at.get(trajectory_id, 0.0))
 
     def _learn_whose(self, info: TrajectoryInfo) -> None:
-        key = _text(info.id)
+        key = storable(info.id)
         before = self._whose.get(key) or _whose(self._announced(info.id))
         if info.session_id is None and info.user_id is None:  # as most of them
             self._whose[key] = before
@@ -293,7 +293,7 @@ class Batch:
 
 
 def _whose(info: TrajectoryInfo | None) -> Whose:
-    return (None, None) if info is None else (_text(info.session_id), _text(info.user_id))
+    return (None, None) if info is None else (storable(info.session_id), storable(info.user_id))
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any]) -> str:
@@ -305,7 +305,7 @@ def _json(value: Mapping[str, Any] | Sequence[Any]) -> str:
         return _encode(json.loads(_encode_anything(value), parse_constant=lambda _: None))
 
 
-def _text(value: Any) -> Any:
+def storable(value: Any) -> Any:
     r"""Return what a text column can hold: lone surrogates and NUL become `\udXXX` and `\x00`."""
     if not isinstance(value, str) or (value.isascii() and "\0" not in value):
         return value
@@ -329,7 +329,7 @@ _TABLES: Mapping[type, Table] = {
 # How a field is written, by the type of its column. Numbers and `None` are written as they are, and what is kept in
 # bytes (`LargeBinary`) is no plain field.
 _WRITTEN: Mapping[type, Callable[[Any], Any] | None] = {
-    sa.Text: _text,
+    sa.Text: storable,
     sa.Integer: _whole,
     sa.JSON: _json,
     sa.Float: None,

@@ -26,6 +26,7 @@ from art_patch.store.backends.database import Database
 from art_patch.store.backends.files import checkpoint_if_large
 from art_patch.store.rows import Batch, Statements
 from art_patch.store.schema import tables
+from art_patch.store.upstream_models import UpstreamModels
 from art_patch.types import Call, Record, SpanInfo, TrajectoryInfo
 
 _SEEN = 50_000  # messages and blocks of ids: about 5 MiB. A miss only costs an INSERT that does nothing.
@@ -58,6 +59,7 @@ class Writer:
         self._last_erasure = 0.0
         self._watch_at = 0.0
         self._statements: Statements | None = None
+        self._models = UpstreamModels(database)
 
     def write(self, records: Sequence[Record], *, restores: bool = False) -> None:
         """Write the records in one transaction, so that either all of them are stored or none.
@@ -101,7 +103,10 @@ class Writer:
             if not restores and any(_made_at(record) < self._last_erasure for record in records):
                 whole, batch = self._batch(self._without_erased(connection, records))
             self._insert(connection, batch)
+            # A file tells what its models meant elsewhere, or long ago.
+            models = {} if restores else self._models.note(connection, whole)
         # Only after the commit: what was rolled back must be written next time.
+        self._models.known.update(models)
         self._seen.update(batch.new)
         while len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
@@ -116,6 +121,7 @@ class Writer:
     def _forget(self) -> None:
         """Forget what was written, because it may not be in the store any more."""
         self._seen.clear()
+        self._models.forget()
         self._lost, self._announced = {**self._lost, **self._announced}, OrderedDict()
         self._forgot = True
 

@@ -197,6 +197,15 @@ class ArmTraffic(NamedTuple):
     is_whole: bool = True  # whether these are all calls of the test: no more than the store reads were made
 
 
+class UpstreamChange(NamedTuple):
+    """A model of upstream's that another one has replaced under the name that the app asks for."""
+
+    requested_model: str  # the name that the app asks for, which may be an alias
+    before: str  # the model that answered, as in `Call.answered_by`; the one that came last before `after`
+    after: str
+    at: float  # when `after` first answered
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Counts of the app's calls that one policy answered (`None`: upstream). Copies of calls are not counted."""

@@ -22,6 +22,7 @@ from art_patch.store.ledger import decisions
 from art_patch.store.ledger.route import CONTROL_KEY
 from art_patch.store.queries.learning import may_learn
 from art_patch.store.queries.loading import records_of, rows_in
+from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
 from art_patch.types import (
     ENGINE_FULL,
@@ -38,6 +39,7 @@ from art_patch.types import (
     Score,
     Trajectory,
     TrajectoryInfo,
+    UpstreamChange,
 )  # fmt: skip
 
 # First calls of a test: reading them takes about ten seconds. Not the newest: if evidence slid out of view, each look
@@ -112,6 +114,19 @@ class Evidence(Part):
             kept = [row for row in rows if row.trajectory_id not in out]
             calls = [_control_call(row, champion, session) for row, session in zip(kept, _sessions(kept), strict=True)]
             return _traffic(connection, calls, _champions_shares(connection, first), first == promoted)
+
+    def upstream_since(self, *, now: float | None = None) -> float | None:
+        """Return since when upstream's answers are those of today's models; `None` if no model was replaced.
+
+        Older evidence about upstream is of another model. `now` leaves out what a clock that runs ahead has noted.
+        """
+        change = self.upstream_change(now=now)
+        return None if change is None else change.at
+
+    def upstream_change(self, *, now: float | None = None) -> UpstreamChange | None:
+        """Return the newest replacement of a model of upstream's; `None` if there was none."""
+        with self._database.read() as connection:
+            return newest_change(connection, until=now)
 
     def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
