@@ -11,11 +11,13 @@ import json
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, TextIO
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch._lib.visible_text import one_line, visible
 from art_patch.errors import ArtPatchError, ConfigError
+from art_patch.types import UpstreamChange
 
 # Rich is imported when something is drawn: an answer in JSON, which scripts wait for, needs none of it.
 if TYPE_CHECKING:
@@ -216,6 +218,12 @@ def seconds(value: float) -> str:
 def share(value: float | None) -> str:
     """Return a share of 0 to 1 as a percentage, or `-` if it is `None`."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def changed(change: UpstreamChange) -> str:
+    """Say which model of upstream's was replaced by which, and when."""
+    when = f"{datetime.fromtimestamp(change.at):%Y-%m-%d %H:%M}"
+    return one_line(f"upstream's model changed at {when}: {change.before} -> {change.after}")
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from art_patch.cli.output import cell, one_line, share
+from art_patch.cli.output import cell, changed, counted, one_line, share
 from art_patch.insights import Report
 
 _COLOURS = {"switch": "green", "do not switch": "red", "not enough data": "yellow"}
@@ -21,6 +21,7 @@ Rows = list[list[str]]  # a header row and the rows below it. The first cell of 
 def as_facts(report: Report) -> dict[str, Any]:
     """Return the report as a dictionary for JSON, with computed sums and differences. Unknown numbers are `None`."""
     facts = asdict(report)
+    facts["upstream_change"] = report.upstream_change and report.upstream_change._asdict()
     facts["money"] |= {key: getattr(report.money, key) for key in ("spent_usd", "saved_usd", "saved_if_all_usd")}
     for told, comparison in zip(facts["comparisons"], report.comparisons, strict=True):
         told["difference"] = comparison.difference
@@ -111,6 +112,12 @@ def _money(report: Report) -> Rows:
 
 def _notes(report: Report) -> Iterator[str]:
     yield from report.cautions
+    if (change := report.upstream_change) is not None:
+        runs = counted(report.outdated, "run", "runs")
+        yield f"{changed(change)}; the comparison leaves out what upstream did before ({runs})"
+    elif report.outdated:
+        runs = counted(report.outdated, "run", "runs")
+        yield f"the comparison leaves out {runs} of upstream's that began before its model changed"
     yield from report.money.notes
     if report.fallbacks:
         most = sorted(report.fallbacks.items(), key=lambda item: -item[1])

@@ -6,7 +6,8 @@ better, the advice is to switch. If prices are not known, only quality decides, 
 scores there is no verdict, however much money the champion saves.
 
 Only runs in which one policy, or upstream, answered all calls are compared. Runs without a score are reported
-separately, never counted as zero.
+separately, never counted as zero. If another model answers for upstream since some moment of the period, nothing that
+upstream did before is compared; the money is that of the whole period.
 
 Costs are in US dollars. Upstream is priced by tokens. For our policies' answers the tokens are counted with our
 tokenizer; the provider's tokenizer may count a few per cent more or fewer. A GPU is charged for the time in which an
@@ -22,7 +23,7 @@ from statistics import NormalDist, fmean, variance
 from typing import Literal
 
 from art_patch.gate import lower_bound
-from art_patch.types import RunValue, Served, Usage
+from art_patch.types import RunValue, Served, UpstreamChange, Usage
 
 Prices = Callable[[str], tuple[float, float] | None]
 """Model that the app asked for -> US dollars for a million prompt tokens, and for a million tokens of answers."""
@@ -173,6 +174,8 @@ class Report:
     unscored: dict[str, int]  # number of runs without any score, for the champion and for upstream
     mixed: int  # number of runs that more than one policy answered; they are not compared
     money: Money
+    upstream_change: UpstreamChange | None  # since when another model answers for upstream
+    outdated: int  # number of upstream's runs that an earlier model began; they are not compared
 
 
 def make_report(
@@ -193,13 +196,14 @@ def make_report(
         _side("other policies", others, all_calls),
         _side("upstream", upstream, all_calls),
     ]
-    verdict, reasons = _verdict(usage, champion, upstream, comparisons, money, max_loss)
+    theirs = upstream if usage.upstream_now is None else usage.upstream_now
+    verdict, reasons = _verdict(usage, champion, theirs, comparisons, money, max_loss)
     return Report(
         since=usage.since,
         until=usage.until,
         verdict=verdict,
         reasons=tuple(reasons),
-        cautions=tuple(_cautions(usage, decisive, sides, fallbacks / meant if meant else 0.0)),
+        cautions=tuple(_cautions(usage, decisive, champion, theirs, fallbacks / meant if meant else 0.0)),
         sides=tuple(side for side in sides if side.calls or side.name != "other policies"),
         fell_back=fallbacks / meant if meant else None,
         fallbacks=dict(usage.fell_back),
@@ -215,6 +219,8 @@ def make_report(
         },
         mixed=usage.mixed,
         money=money,
+        upstream_change=usage.upstream_change,
+        outdated=usage.outdated,
     )
 
 
@@ -291,11 +297,13 @@ def _in_words(found: Comparison) -> str:
     return f"by {what} the difference to upstream is {found.difference:+.3f}, {limits}"
 
 
-def _cautions(usage: Usage, decisive: Comparison | None, sides: Sequence[Side], fell_back: float) -> list[str]:
+def _cautions(
+    usage: Usage, decisive: Comparison | None, champion: Served, upstream: Served, fell_back: float
+) -> list[str]:
     said: list[str] = []
     if fell_back > _MANY_FALLBACKS:
         said.append(f"{fell_back:.0%} of the calls meant for our policies went upstream after all")
-    ours, theirs = sides[0].p95_ms, sides[-1].p95_ms
+    ours, theirs = (quantile(each.latencies_ms, 0.95) for each in (champion, upstream))
     if ours is not None and theirs is not None and ours > _SLOWER * theirs:
         said.append(f"its slow answers (p95) take {ours / theirs:.1f} times as long as upstream's")
     # Groups compare runs of one task; rewards of two sides may come from different users or times of day.

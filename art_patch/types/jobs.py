@@ -248,6 +248,10 @@ class Usage:
     # The runs that ended in the period and in which one policy, or upstream, answered all calls.
     runs: tuple[RunValue, ...] = ()
     mixed: int = 0  # number of runs with calls by several policies. Their rewards count for no policy
+    # A model of upstream's that was replaced within the period. Its calls and runs are no evidence about today's one.
+    upstream_change: UpstreamChange | None = None
+    upstream_now: Served | None = None  # upstream's calls since then; `None` if no model was replaced
+    outdated: int = 0  # number of upstream's runs that began before; they are not among `runs`
     judge_usd: float = 0.0  # cost of the judge's calls of known price
     judge_unpriced: int = 0  # number of the judge's calls of unknown price
     updates: int = 0  # number of policies that were trained in the period

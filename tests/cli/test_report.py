@@ -105,6 +105,29 @@ def test_a_report_as_markdown(home: Path):
     assert lines[-1].endswith("[bold red]HTTP 500[/] \\| &lt;b> 1")
 
 
+def test_values_of_an_earlier_model_of_upstreams_are_left_out_in_one_sentence(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    now = time.time()
+    for index, name in enumerate(("m-1", "m-1", "m-2 [bold]fp")):
+        key, at = f"run-{index}", now - 100 + index
+        call = Call(
+            f"call-{index}", key, at, "gpt-5", ({"role": "user", "content": "hi"},),
+            (Choice(0, {"role": "assistant", "content": "yo"}, "stop"),), answered_by=name,
+        )  # fmt: skip
+        store.write([TrajectoryInfo(key, at, "explicit"), call, Score(key, key, "reward", 1.0, "user", at)])
+    store.close()
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(now - 98))
+    said = f"upstream's model changed at {when}: m-1 -> m-2 [bold]fp"
+    told = json.loads(art_patch("report", "--json", home=tmp_path).stdout)
+    assert told["upstream_change"] == {
+        "requested_model": "gpt-5", "before": "m-1", "after": "m-2 [bold]fp", "at": pytest.approx(now - 98)
+    }  # fmt: skip
+    assert (told["outdated"], told["comparisons"][0]["theirs_scored"]) == (2, 1)
+    shown = " ".join(art_patch("report", home=tmp_path, COLUMNS="80").stdout.split())
+    assert f"{said}; the comparison leaves out what upstream did before (2 runs)" in shown
+    assert f"- {said}" in art_patch("report", "--markdown", home=tmp_path).stdout
+
+
 def test_what_is_not_known_is_said_and_the_verdict_rests_on_quality(home: Path):
     done = art_patch("report", home=home)
     assert "switch\n" in done.stdout and "on quality alone: what it costs is not known" in done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from art_patch.store import open_store
-from art_patch.types import AppReport
+from art_patch.types import AppReport, Call
 from tests.support.command_line import art_patch
 
 FACTS: dict[str, Any] = {
@@ -50,3 +50,27 @@ def test_running_processes_are_a_line_each_at_80_columns(tmp_path: Path):
     lines = [line for line in shown.splitlines() if re.match("5f0c9a7e21bd:1", line)]
     assert len(lines) == 10 and all(line.split()[-4:] == ["record", "123456", "12345", "1234"] for line in lines)
     assert "3 app processes more in the last hour, most of them ended: 246913 recorded, 24690 dropped" in shown
+
+
+def test_a_change_of_upstreams_model_is_shown_for_as_long_as_it_counts(tmp_path: Path):
+    now = time.time()
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+
+    def see(name: str, at: float) -> None:
+        store.write([Call(f"c{at}", "t1", at, "gpt-x", ({"role": "user", "content": "hi"},), answered_by=name)])
+
+    see("m-1", now - 40 * 86_400)
+    see("m-2", now - 29 * 86_400)
+    assert "upstream" not in _rows(tmp_path)
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["upstream_change"] is None
+    see("m-[red]3", now - 3_600)
+    store.close()
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(now - 3_600))
+    said = f"upstream's model changed at {when}: m-2 -> m-[red]3; earlier evidence is not used"
+    assert said in " ".join(art_patch("status", home=tmp_path, COLUMNS="80").stdout.split())
+    told = json.loads(art_patch("status", "--json", home=tmp_path).stdout)["upstream_change"]
+    assert told == {"requested_model": "gpt-x", "before": "m-2", "after": "m-[red]3", "at": now - 3_600}
+
+
+def _rows(home: Path) -> list[str]:
+    return [line.split("  ")[0] for line in art_patch("status", home=home, COLUMNS="80").stdout.splitlines()]

@@ -22,7 +22,7 @@ from art_patch.insights.switch_advice import (
     prompts_needed,
     quantile,
 )
-from art_patch.types import RunValue, Served, Usage
+from art_patch.types import RunValue, Served, UpstreamChange, Usage
 
 WEEK_S = 7 * 86_400.0
 PRICES = {"gpt-5": (2.0, 10.0)}.get
@@ -224,6 +224,19 @@ def test_a_champion_that_fails_more_often_is_not_switched_to():
     )
     assert report(BETTER, served=(served("a@2", 99, 20), served(None, 200, 2))).verdict == "switch"
     assert report(BETTER, served=(served("a@2", 200, 6), served(None, 200, 2))).verdict == "switch"
+
+
+def test_what_upstreams_earlier_model_did_decides_nothing():
+    change = {"upstream_change": UpstreamChange("gpt-5", "m-1", "m-2", 9.0), "outdated": 7}
+    calls = (served("a@2", ms=100.0), served(None, 400, 100, ms=20.0))
+    told = report(BETTER, served=calls, upstream_now=served(None, 200, 0, ms=90.0), **change)
+    assert (told.verdict, told.cautions) == ("switch", ())
+    assert (told.upstream_change, told.outdated) == (change["upstream_change"], 7)
+    assert told.sides[-1].calls == 400  # the table is of the whole time
+    worse = report(BETTER, served=(served("a@2", 200, 20), *calls[1:]), upstream_now=served(None, 200, 0), **change)
+    assert worse.reasons == ("10.0% of its calls fail, 0.0% of upstream's: more than chance explains",)
+    few = report(BETTER, served=(served("a@2", 200, 20), *calls[1:]), upstream_now=served(None, 99, 0), **change)
+    assert few.verdict == "switch"
 
 
 def test_without_a_champion_there_is_nothing_to_switch_to():

@@ -105,6 +105,24 @@ def test_what_was_pruned_since_is_not_taken_for_the_whole_test(serving: Store):
         assert (len(found.calls), found.is_whole, found.shares[0][0]) == (kept, False, first)
 
 
+def test_only_sessions_with_upstreams_present_model_are_compared(serving: Store):
+    serving.write([info(f"t{n}") for n in range(9)])
+    theirs = {"policy": None, "in_control_group": True}
+    serving.write([
+        call("theirs then", "t0", 110.0, answered_by="m-1", **theirs),
+        call("ours then", "t1", 111.0, policy=OLD), call("began then", "t2", 112.0, policy=OLD),
+        call("theirs now", "t3", 120.0, answered_by="m-2", **theirs),
+        call("goes on", "t2", 121.0, policy=OLD), call("goes on too", "t0", 122.0, answered_by="m-2", **theirs),
+        call("ours now", "t4", 123.0, policy=OLD), call("the old one again", "t5", 124.0, answered_by="m-1", **theirs),
+    ])  # fmt: skip
+    found = serving.evidence.control_traffic(champion=OLD, now=200.0)
+    assert [each.id for each in found.calls] == ["theirs now", "ours now", "the old one again"]
+    assert (found.shares, found.is_whole) == (((120.0, 95.0),), False)
+    # Before the change nothing was known of it.
+    then = serving.evidence.control_traffic(champion=OLD, now=119.0)
+    assert ([each.id for each in then.calls][:3], then.is_whole) == (["theirs then", "ours then", "began then"], True)
+
+
 def test_a_share_is_noted_once_and_only_what_is_possible_is_taken(serving: Store):
     before = len(serving.ledger.history())
     for percent in (-1, 51, float("nan")):

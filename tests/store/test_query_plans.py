@@ -18,8 +18,10 @@ from art_patch.store.schema.codec import squeeze
 from tests.support.crossing import MARK, READS, WRITES, fill
 from tests.support.postgres import Execute
 
-SMALL = {"agents", "apps", "audit", "control", "exports", "leases", "policies", "projects", "promotions",
-         "withdrawals"}  # fmt: skip
+SMALL = {
+    "agents", "apps", "audit", "control", "exports", "leases", "policies", "projects", "promotions", "upstream_models",
+    "withdrawals",
+}  # fmt: skip
 """Tables that do not grow with the traffic."""
 
 READ_WHOLE = {

@@ -80,7 +80,7 @@ def test_a_role_works_in_its_project_and_reaches_no_other(server, database: str,
         fill(store, "own", "mine")
 
     ask = asking(server, "mine_app", database)
-    assert ask("SELECT count(*) FROM calls") == [(2,)], "the role sees its own"
+    assert ask("SELECT count(*) FROM calls") == [(4,)], "the role sees its own"
     assert crossings(ask) == {}
     assert rows_of(theirs, "theirs") == before
     # What the package itself does as this role.

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from art_patch.store import Store
-from art_patch.types import Call, Group, Judgement, Policy, RunValue, Score, Served, Trajectory, TrajectoryInfo, Usage
+from art_patch.types import (
+    Call,
+    Group,
+    Judgement,
+    Policy,
+    RunValue,
+    Score,
+    Served,
+    Trajectory,
+    TrajectoryInfo,
+    UpstreamChange,
+    Usage,
+)
 from tests.support.store_samples import call
 
 
@@ -70,6 +82,26 @@ def test_a_stretch_of_time_is_told_whole(store: Store):
 
 def test_an_empty_store_tells_nothing(store: Store):
     assert store.reports.usage(since=0.0, until=1e12) == Usage(0.0, 1e12)
+
+
+def test_values_of_a_model_that_upstream_replaced_are_left_out(store: Store):
+    run(store, "then", one("then", 11.0, None, answered_by="m-1", duration_ms=9.0))
+    run(store, "ours then", one("ours then", 11.5, "agent@1"))
+    run(store, "failed then", one("failed then", 12.5, None, status="error", error="X: y", choices=()))
+    run(store, "now", one("now", 15.0, None, answered_by="m-2", duration_ms=3.0))
+    run(store, "both", one("both", 12.0, None, answered_by="m-1"), one("both", 16.0, None, answered_by="m-2"))
+    store.write([score(key, "reward", 1.0, "user") for key in ("then", "ours then", "both", "now")])
+    told = store.reports.usage(since=10.0, until=20.0)
+    assert told.upstream_change == UpstreamChange("gpt-5", "m-1", "m-2", 15.0)
+    assert told.runs == (RunValue(None, reward=1.0), RunValue("agent@1", reward=1.0))
+    assert told.outdated == 3
+    assert told.upstream_now == Served(None, 2, 0, (3.0, 5.0), {"gpt-5": (6, 8)})
+    # What was paid and answered is told of the whole time.
+    assert [(each.policy, each.calls, each.failed) for each in told.served] == [(None, 5, 1), ("agent@1", 1, 0)]
+    before = store.reports.usage(since=10.0, until=14.0)
+    assert (before.upstream_change, before.upstream_now, before.outdated) == (None, None, 0)
+    after = store.reports.usage(since=15.5, until=20.0)  # a run of both models ends in it
+    assert (after.upstream_change, after.upstream_now, after.outdated, after.runs) == (None, None, 1, ())
 
 
 def policy(step: int, at: float, metrics: dict[str, object]) -> Policy:

@@ -45,6 +45,8 @@ def fill(store: Store, whose: str, mark: str) -> None:
     store.ledger.add_judgement(Judgement(f"{whose}-judged", "shared-group", 1.0, mark, "r", "score", "valid"))
     store.ledger.add_base("agent@0", f"/{mark}", "ff", who=mark, now=1.0)
     store.ledger.set_engine("http://127.0.0.1:9/v1", key_file=f"/{mark}", who=mark, now=1.0)
+    theirs = [call(f"{whose}-{n}", f"{whose}-run", n, policy=None, answered_by=f"{mark}-{n}") for n in (1.5, 1.6)]
+    store.write(theirs)
     candidate = Policy("agent@1", f"/{mark}", "ff", "candidate", 2.0, path=f"/{mark}/agent@1", parent="agent@0")
     row = TrainedRow("shared-call", 0, "shared", "shared-group", 1.0, 1.0)
     store.ledger.add_candidate(candidate, trained_on=["shared-group"], rows=[row], who=mark)
@@ -105,6 +107,8 @@ READS: dict[str, Attempt] = {
     "evidence.corrections": lambda s: s.evidence.corrections(RUNS),
     "evidence.corrected": lambda s: s.evidence.corrected(since=0.0, limit=10),
     "evidence.rewarded_alone": lambda s: s.evidence.rewarded_alone(since=0.0, limit=10),
+    "evidence.control_traffic": lambda s: s.evidence.control_traffic(champion="agent@0", now=9e9),
+    "evidence.upstream_change": lambda s: s.evidence.upstream_change(),
     "evidence.opinions": lambda s: s.evidence.opinions(["reward"]),
     "reports.usage": lambda s: s.reports.usage(since=0.0, until=9e9),
     "reports.groups": lambda s: s.reports.groups(),
@@ -132,6 +136,9 @@ WRITES: dict[str, Attempt] = {
     "write a call into theirs": lambda s: s.write([call("new", "zebra-run"), call("shared-call", "shared")]),
     "write scores of theirs": lambda s: s.write([Score("zebra-run-score", "zebra-run", "reward", 0.0, "user", 9.0)]),
     "write a correction": lambda s: s.write([Correction("zebra-run-right", "zebra-run", 9.0, "user", {})]),
+    "write a model of upstream's": lambda s: s.write(
+        [info("zebra-run", user_id="me"), call("own", "zebra-run", 9.0, policy=None, answered_by="mine")]
+    ),
     "write a report": lambda s: s.write([AppReport("zebra-app", 9e9, {"calls": 0})]),
     "ledger.set_groups": lambda s: s.ledger.set_groups(GROUPS, "dead"),
     "ledger.note_cycle": lambda s: s.ledger.note_cycle(now=9.0),

@@ -43,8 +43,10 @@ def status(
 
 
 def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
+    now = time.time()
     route, champion = opened.ledger.route(), opened.ledger.champion()
-    apps = opened.read.apps(since=time.time() - APPS_SEEN_S)
+    change = opened.evidence.upstream_change(now=now)
+    apps = opened.read.apps(since=now - APPS_SEEN_S)
     differ = rewards.disagreement(opened.evidence.opinions(rewards.PEOPLE))
     challenger = {key: getattr(route, f"challenger_{key}") for key in ("state", "percent", "since")}
     return {
@@ -54,6 +56,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "control_percent": route.control_percent,
+        "upstream_change": change._asdict() if change and change.at >= now - store.CONTROL_S else None,
         "champion": champion.name if champion else None,
         "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
         "engine": _engine(settings, route.base_url, route.key_file),
@@ -161,6 +164,9 @@ def _print_status(facts: dict[str, Any]) -> None:
         rows.insert(4, ("challenger", _tested(tested, now)))
     if facts["control_percent"]:
         rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream"))
+    if (change := facts["upstream_change"]) is not None:
+        said = output.changed(types.UpstreamChange(**change))
+        rows.append(("upstream", output.escape(f"{said}; earlier evidence is not used")))
     if recorded["calls_shadow"]:
         rows.append(("shadow", f"{recorded['calls_shadow']} calls asked in the background, beside the above"))
     if recorded["calls_resampled"]:

@@ -92,14 +92,16 @@ class Evidence(Part):
     def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> ArmTraffic:
         """Return the calls of the champion and of the control group since the promotion, and the scores of their runs.
 
-        These are the newest `limit` calls of at most `CONTROL_S`, and of what is kept for so long. Calls of runs that
-        began before are left out.
+        These are the newest `limit` calls of at most `CONTROL_S`, and of what is kept for so long, since upstream has
+        answered with today's models. Calls of runs that began before are left out.
         """
         with self._database.read() as connection:
             promoted = connection.scalar(
                 select(func.max(_P.c.at)).where(_P.c.policy == champion, _P.c.to_state == "champion")
             )
-            since = first = max(now if promoted is None else promoted, now - CONTROL_S, _kept_since(connection))
+            change = newest_change(connection, until=now)  # what was before it was another comparison
+            begins = (now if promoted is None else promoted, now - CONTROL_S, _kept_since(connection))
+            since = first = max(*begins, 0.0 if change is None else change.at)
             # A canary's too: its sessions go on with the champion when its test ends, and are not the champion's then.
             meant = or_(_C.c.policy.is_not(None), _C.c.fallback.is_not(None), _C.c.in_control_group)
             query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), meant)
@@ -110,7 +112,7 @@ class Evidence(Part):
             out = {key for (key,) in rows_in(connection, is_old, _E.c.trajectory_id, sorted({row[1] for row in rows}))}
             # Runs that the job repeats are no sessions of users, and are never in the control group.
             is_replay = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
-            out.update(connection.scalars(select(_T.c.id).where(_T.c.started_at >= first, is_replay)))
+            out.update(connection.scalars(select(_T.c.id).where(_T.c.last_call_at >= first, is_replay)))
             kept = [row for row in rows if row.trajectory_id not in out]
             calls = [_control_call(row, champion, session) for row, session in zip(kept, _sessions(kept), strict=True)]
             return _traffic(connection, calls, _champions_shares(connection, first), first == promoted)

@@ -5,6 +5,7 @@ started, a run to the period in which its last call ended. Missing values are ne
 score has the reward `None`, and calls without token counts are counted separately.
 """
 
+import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger.decisions import UPDATE_ENDED
 from art_patch.store.ledger.route import route_of
+from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
 from art_patch.types import COPIES, RunValue, Served, Usage
 
@@ -56,8 +58,10 @@ class Reports(Part):
         """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
         route = route_of(self._database.control())  # in a transaction of its own, so not in the snapshot
         with self._database.read() as connection:
-            served, fell_back = _calls(connection, since, until)
-            runs, mixed = _runs(connection, since, until)
+            change = newest_change(connection, until=until)
+            changed_at = -math.inf if change is None else change.at
+            served, now, fell_back = _calls(connection, since, until, changed_at)
+            runs, mixed, outdated = _runs(connection, since, until, changed_at)
             judge_usd, unpriced = _judge(connection, since, until)
             return Usage(
                 since=since,
@@ -68,6 +72,9 @@ class Reports(Part):
                 fell_back=fell_back,
                 runs=runs,
                 mixed=mixed,
+                upstream_change=change if changed_at >= since else None,
+                upstream_now=now if changed_at >= since else None,
+                outdated=outdated,
                 judge_usd=judge_usd,
                 judge_unpriced=unpriced,
                 engine_s=_engine_s(connection, since, until),
@@ -99,40 +106,55 @@ class Reports(Part):
         )
 
 
-def _calls(connection: Connection, since: float, until: float) -> tuple[tuple[Served, ...], dict[str, int]]:
+def _calls(
+    connection: Connection, since: float, until: float, changed_at: float
+) -> tuple[tuple[Served, ...], Served, dict[str, int]]:
+    """Return the calls by policy, those of upstream since it changed, and the fallbacks by reason."""
     query = select(
-        _C.policy, _C.requested_model, _C.status, _C.duration_ms, _C.prompt_tokens, _C.completion_tokens, _C.fallback
-    ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
+        _C.policy, _C.requested_model, _C.status, _C.duration_ms, _C.prompt_tokens, _C.completion_tokens, _C.fallback,
+        _C.started_at,
+    ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))  # fmt: skip
     # Row by row instead of sums in SQL: the report needs percentiles of the latencies, which SQLite cannot compute.
     found: defaultdict[str | None, _Counted] = defaultdict(_Counted)
+    now = _Counted()
     fell_back: Counter[str] = Counter()
     for row in connection.execute(query.execution_options(yield_per=_PAGE)):
-        one = found[row.policy]
-        one.calls += 1
+        _count(found[row.policy], row)
+        if changed_at >= since and row.policy is None and row.started_at >= changed_at:
+            _count(now, row)
         if row.fallback is not None:
             fell_back[row.fallback] += 1
-        if row.status == "error":
-            one.failed += 1
-            continue
-        if row.status == "ok":
-            one.latencies_ms.append(row.duration_ms)
-        if not row.prompt_tokens:  # no prompt is empty, so 0 means that the server sent no usage
-            one.unmetered += 1
-            continue
-        prompt, completion = one.tokens.get(row.requested_model, (0, 0))
-        one.tokens[row.requested_model] = (prompt + row.prompt_tokens, completion + row.completion_tokens)
-    served = [
-        Served(policy, one.calls, one.failed, tuple(sorted(one.latencies_ms)), one.tokens, one.unmetered)
-        for policy, one in found.items()
-    ]
-    return tuple(sorted(served, key=lambda each: (-each.calls, each.policy or ""))), dict(fell_back.most_common())
+    served = [_served(policy, one) for policy, one in found.items()]
+    served.sort(key=lambda each: (-each.calls, each.policy or ""))
+    return tuple(served), _served(None, now), dict(fell_back.most_common())
 
 
-def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[RunValue, ...], int]:
+def _count(one: _Counted, row: Any) -> None:
+    one.calls += 1
+    if row.status == "error":
+        one.failed += 1
+        return
+    if row.status == "ok":
+        one.latencies_ms.append(row.duration_ms)
+    if not row.prompt_tokens:  # no prompt is empty, so 0 means that the server sent no usage
+        one.unmetered += 1
+        return
+    prompt, completion = one.tokens.get(row.requested_model, (0, 0))
+    one.tokens[row.requested_model] = (prompt + row.prompt_tokens, completion + row.completion_tokens)
+
+
+def _served(policy: str | None, one: _Counted) -> Served:
+    return Served(policy, one.calls, one.failed, tuple(sorted(one.latencies_ms)), one.tokens, one.unmetered)
+
+
+def _runs(
+    connection: Connection, since: float, until: float, changed_at: float
+) -> tuple[tuple[RunValue, ...], int, int]:
+    """Return the values of runs, the number of mixed ones, and that of upstream's runs that an earlier model began."""
     within = and_(_T.last_call_at >= since, _T.last_call_at < until)
     query = (
         select(_T.id, _T.origin, _T.group_id, func.count(), func.count(_C.policy), func.min(_C.policy))
-        .add_columns(func.max(_C.policy))
+        .add_columns(func.max(_C.policy), func.min(_C.started_at))
         .join_from(tables.trajectories, tables.calls, _C.trajectory_id == _T.id)
         .where(within)
         .group_by(_T.id, _T.origin, _T.group_id)
@@ -140,14 +162,16 @@ def _runs(connection: Connection, since: float, until: float) -> tuple[tuple[Run
     )
     rewards, judged = _scores(connection, within)
     runs: list[RunValue] = []
-    mixed = 0
-    for key, origin, group_id, calls, ours, first, last in connection.execute(query):
+    mixed = outdated = 0
+    for key, origin, group_id, calls, ours, first, last, began in connection.execute(query):
         # `count(policy)` skips upstream's calls, and `min` and `max` differ if there are two policies.
         if (0 < ours < calls) or first != last:
             mixed += 1
+        elif first is None and began < changed_at:
+            outdated += 1
         else:
             runs.append(RunValue(first, rewards.get(key), judged.get(key), group_id, origin in COPIES))
-    return tuple(runs), mixed
+    return tuple(runs), mixed, outdated
 
 
 def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[str, float], dict[str, float]]:
