@@ -31,8 +31,18 @@ def project(directory: Path, *, control: float, since: float) -> Store:
     return store
 
 
-def record(store: Store, *, since: float, days: float, right: float, a_day: int = 200, control: float = 0.2) -> None:
-    """Sessions of one call: upstream is right nine times in ten, the champion this often."""
+def record(
+    store: Store,
+    *,
+    since: float,
+    days: float,
+    right: float,
+    a_day: int = 200,
+    control: float = 0.2,
+    theirs: float = 0.9,
+    model: str | None = None,
+) -> None:
+    """Sessions of one call: upstream's `model` is right nine times in ten, the champion this often."""
     rng, records = random.Random(0), list[Any]()
     for number in range(int(days * a_day)):
         at, run, kept = since + 60 + number * DAY / a_day, new_id(), rng.random() < control
@@ -43,8 +53,9 @@ def record(store: Store, *, since: float, days: float, right: float, a_day: int 
                 id=new_id(), trajectory_id=run, started_at=at, requested_model="m", choices=(only,),
                 messages=({"role": "user", "content": "how many?"},), policy=None if kept else NEW,
                 duration_ms=100.0, completion_tokens=4, in_control_group=kept,
+                answered_by=model if kept else None,
             ),
-            Score(new_id(), run, "thumbs", float(rng.random() < (0.9 if kept else right)), "user", at + 30),
+            Score(new_id(), run, "thumbs", float(rng.random() < (theirs if kept else right)), "user", at + 30),
         ]  # fmt: skip
     store.write(records)
 
@@ -76,6 +87,25 @@ def test_an_equal_champion_stays_and_without_a_group_nothing_is_looked_at(tmp_pa
     assert store.ledger.route().champion == NEW
     store.ledger.set_control_group(0, who="test")
     assert control_once(store, CONFIG, who="test") is None
+    store.close()
+
+
+def test_a_champion_is_not_held_to_a_model_that_upstream_no_longer_has(tmp_path: Path):
+    store = project(tmp_path, control=20, since=1_000.0)
+    record(store, since=1_000.0, days=4, right=0.6, model="m-1")
+    # The later model is no better than the champion.
+    record(store, since=1_000.0 + 4 * DAY, days=1, right=0.6, theirs=0.6, model="m-2")
+    assert decided(store) == "go on"
+    assert store.ledger.route().champion == NEW
+    store.close()
+
+
+def test_a_champion_that_is_worse_than_upstreams_later_model_is_retired(tmp_path: Path):
+    store = project(tmp_path, control=20, since=1_000.0)
+    record(store, since=1_000.0, days=1, right=0.9, model="m-1")
+    record(store, since=1_000.0 + DAY, days=4, right=0.5, model="m-2")
+    assert decided(store) == "roll back"
+    assert store.ledger.history(limit=1)[0]["metrics"]["control"]["begin"] > 1_000.0 + DAY
     store.close()
 
 
