@@ -60,12 +60,14 @@ class Settings(BaseModel):
     called."""
 
     sample_rate: Annotated[float, Option(env=True)] = Field(default=1.0, ge=0, le=1)
-    """Share of trajectories to record, from 0 to 1. A hash of the trajectory's id decides, so a trajectory is recorded
-    whole or not at all."""
+    """Share of trajectories to record, from 0 to 1, each whole or not at all: a hash of its id decides."""
+
+    imitate_models: Annotated[tuple[str, ...], Option(name="imitate-models", env=True)] = ()
+    """Models on whose answers `retrain` may train, as the app requests them: names or patterns such as `qwen*`, between
+    commas. Default: none, because the terms of many providers forbid it. `none` imitates corrections alone."""
 
     learn: bool = True
-    """Whether the app's runs may be learned from. If not, they are recorded for operation only: no judge, embedding
-    model, gate or update gets them. Single runs say so with `trajectory(learn=False)`."""
+    """Whether the app's runs may be learned from; else they are recorded for operation only."""
 
     canary_percent: Annotated[float, Option(env=True)] = Field(default=5.0, ge=0, le=100)
     """Share of the sessions, in percent, that a canary answers. It is used by mode `canary` and by `promotion=canary`.
@@ -277,12 +279,11 @@ class Settings(BaseModel):
     def _are_integrations(cls, value: Any) -> Any:
         if value in ("auto", "off"):
             return value
-        names: Any = value.split(",") if isinstance(value, str) else value
-        return tuple(str(name).strip() for name in names if str(name).strip())
+        return tuple(name for each in (value.split(",") if isinstance(value, str) else value) if (name := each.strip()))
 
-    @field_validator("engines", mode="before")
+    @field_validator("engines", "imitate_models", mode="before")
     @classmethod
-    def _are_addresses(cls, value: Any) -> Any:
+    def _are_texts(cls, value: Any) -> Any:
         # Any text is taken: a variable with a wrong value is ignored, and then every address would be allowed.
         return tuple(each.strip().rstrip("/") for each in (value.split(",") if isinstance(value, str) else value))
 
@@ -315,17 +316,14 @@ class Settings(BaseModel):
         scheme = value.partition(":")[0] if re.match(r"[\w+.-]+:", value) else "this URL"
         if scheme.partition("+")[0] in ("postgres", "postgresql"):
             raise ValueError(f"{scheme}: names no driver that we use; write postgresql+psycopg://user@host/database")
-        raise ValueError(
-            f"{scheme!r} is not a store this release opens; "
-            "write a path, sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
-        )
+        known = "write a path, sqlite:////absolute/path/store.db or postgresql+psycopg://user@host/database"
+        raise ValueError(f"{scheme!r} is not a store this release opens; {known}")
 
     def engine_key(self, base_url: str | None, key_file: str | None) -> str | None:
         """Return the key for an engine that the store names; a `ConfigError` says why it must not be called."""
         if self.engines and not self.base_url and (base_url or "").rstrip("/") not in self.engines:
-            raise ConfigError(
-                f"the store names the engine {base_url!r:.300}; if it is yours, add it to ART_PATCH_ENGINES"
-            )
+            why = f"the store names the engine {base_url!r:.300}; if it is yours, add it to ART_PATCH_ENGINES"
+            raise ConfigError(why)
         return engine_key(key_file, self.directory, self.engine_key_file)
 
     @cached_property

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from art_patch import training
 from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
 from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
@@ -76,6 +77,7 @@ def retrain(
         ConfigError: this machine or this base model cannot be trained as the configuration says; no training was
             started.
     """
+    training.require_permission(config.train)
     began, at = clock(), time.time() if now is None else now
     with (
         exclusive_cycle(store, adapters.parent, who=who) as held,

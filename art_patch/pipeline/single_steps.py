@@ -107,6 +107,7 @@ def run_explicit_update(
     Raises as `TrainableModel.train` does. If the engine refuses the new policy for good, it is rejected.
     """
     training.require_evaluation(config, evaluation)
+    training.require_permission(config)
     # No gate tests the new policy, so it must not go on from one that a gate has rejected.
     if config.start == "candidate":
         config = replace(config, start="champion")

@@ -17,7 +17,7 @@ from art_patch import grouping, training
 from art_patch.errors import ConfigError
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Run
 from art_patch.rewards import rewards_G
-from art_patch.types import JSON, Correction, Group, Policy, Trajectory
+from art_patch.types import JSON, UPSTREAM, Correction, Group, Policy, Trajectory
 
 Scored = Sequence[tuple[Group, Sequence[float | None]]]
 """Pairs of a group and the rewards of its siblings, in the order of the siblings."""
@@ -46,7 +46,8 @@ class Given:
 def given_rows(run: Cycle, start: Policy, text: BaseText, scored: Scored) -> Given:
     """Return the demonstrations (setting `imitate_from`) and pairs (`prefer_from`) that an update of `start` learns.
 
-    Raises `ConfigError` if one of these settings is used, but the base model has no chat template.
+    Of upstream's answers only those of the models in `imitate_models` are used. Raises `ConfigError` if one of these
+    settings is used, but the base model has no chat template.
     """
     config = run.config.train
     since = start.metrics.get("train", {}).get(_UPTO, 0.0)
@@ -61,16 +62,23 @@ def given_rows(run: Cycle, start: Policy, text: BaseText, scored: Scored) -> Giv
     if config.imitate_from is not None:
         alone = _rewarded_alone(run, since, config.imitate_from)
         shown = training.demonstrations(
-            (*scored, *alone), corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens
-        )
+            (*scored, *alone), corrections, renderer, least_reward=config.imitate_from, max_tokens=config.max_tokens,
+            may_imitate=config.may_imitate,
+        )  # fmt: skip
         rows, metrics["not_imitated"] = shown.rows, dict(Counter(shown.left_out) + held_out)
-        others += tuple(each.id for group, _ in alone for each in group.trajectories if each.id not in others)
+        allowed = (each for (group, _) in alone for each in group.trajectories if _may_imitate(each, config))
+        others += tuple(each.id for each in allowed if each.id not in others)
     if config.prefer_from is not None:
         apart = training.preferences(
-            scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens
-        )
+            scored, corrections, renderer, margin=config.prefer_from, max_tokens=config.max_tokens,
+            may_imitate=config.may_imitate,
+        )  # fmt: skip
         pairs, metrics["not_preferred"] = apart.pairs, dict(Counter(apart.left_out) + held_out)
     return Given(rows, pairs, others, metrics)
+
+
+def _may_imitate(run: Trajectory, config: training.TrainConfig) -> bool:
+    return any(call.policy is UPSTREAM and config.may_imitate(call.requested_model) for call in run.calls)
 
 
 def _corrections(

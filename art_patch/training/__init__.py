@@ -21,7 +21,9 @@ No module here reads or writes the store. Importing the package loads neither to
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
-    from art_patch.training.config import Backend, Start, TrainConfig, require_evaluation, require_packages
+    from art_patch.training.config import (
+        Backend, Start, TrainConfig, require_evaluation, require_packages, require_permission,
+    )
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
     from art_patch.training.data.rows import Anchors, Example, Row, RowsReport, rows_and_report, trained_answers

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_args
 
@@ -84,6 +85,9 @@ class TrainConfig:
             same prompt are compared with one another alone, see `Anchors`. 0: every turn of a run gets the same.
         imitate_from: Before the training on groups, imitate corrections, and upstream's answers in runs of at least
             this reward (default: off). See `demonstrations`.
+        imitate_models: Models of the provider on whose answers an update may train, by `imitate_from` or `prefer_from`:
+            names as the app requests them, or patterns such as "qwen*". By default none, because the terms of many
+            providers forbid it. `("none",)` imitates corrections alone, which are people's words.
         prefer_from: Before the training on groups, learn preferences (DPO) from corrections, and from siblings whose
             rewards differ by at least this much (default: off). See `preferences`.
         rehearse_from: Against forgetting, each step on groups also imitates a few known answers: demonstrations, and
@@ -156,6 +160,7 @@ class TrainConfig:
     advantage_scale: Scale = "batch"
     anchor_weight: Annotated[float, limits.FROM_0, Option(least=0.0)] = 0.0
     imitate_from: Annotated[float | None, _or_none(limits.NUMBER, "to imitate nothing"), Option()] = None
+    imitate_models: tuple[str, ...] = ()
     prefer_from: Annotated[float | None, _or_none(limits.ABOVE_0, "to prefer nothing"), Option()] = None
     rehearse_from: Annotated[float | None, _or_none(limits.NUMBER, "to rehearse nothing"), Option()] = None
     rehearse_weight: Annotated[float, limits.ABOVE_0, Option()] = 0.1
@@ -197,6 +202,9 @@ class TrainConfig:
         given = {"kl_coefficient": kl_penalty if beta is None else beta, "clip_low": low, "clip_high": high}
         if said := {name: value for name, value in given.items() if value is not None}:
             object.__setattr__(self, "loss", replace(self.loss, **said))  # the dataclass is frozen
+        # The file of JSON in which an update is kept has lists; and the letters of a single name are no names.
+        models = (self.imitate_models,) if isinstance(self.imitate_models, str) else tuple(self.imitate_models)
+        object.__setattr__(self, "imitate_models", models)
         for name, known in _CHOICES.items():
             limits.require_one_of(name, getattr(self, name), get_args(known))
         for name, value, limit in limits.limits_of(self):
@@ -210,6 +218,20 @@ class TrainConfig:
                 f"batch_size: minibatches={self.minibatches} says how many steps there are already; give batch_size, "
                 "or lower minibatches for larger steps"
             )
+
+    def may_imitate(self, model: str) -> bool:
+        """Returns whether answers of the provider's `model`, as the app requests it, may be trained on."""
+        return any(fnmatchcase(model, name) for name in self.imitate_models)
+
+
+def require_permission(config: TrainConfig) -> None:
+    """Raises `ConfigError` if answers are to be imitated and no model is named whose answers may be."""
+    if config.imitate_from is not None and not config.imitate_models:
+        raise ConfigError(
+            f"imitate_from={config.imitate_from} trains on the provider's answers, which the terms of many providers "
+            "forbid; if yours allow it, name the models with --imitate-models gpt-x,qwen* (ART_PATCH_IMITATE_MODELS; "
+            "imitate_models of TrainConfig), or write none to imitate corrections alone"
+        )
 
 
 def require_packages() -> None:

@@ -108,3 +108,33 @@ def test_a_file_of_whole_runs_keeps_all_and_the_mark(home: Path, tmp_path: Path)
     marks = {run.id: run.info.learn for run in copy.read.recent()}
     copy.close()
     assert marks == {"a0": True, "a1": True, "b0": True, "b1": True, "no": False}
+
+
+def test_the_first_retrain_says_what_leaves_and_what_is_learned_and_later_ones_do_not(home: Path):
+    judge = ("--judge", "openai/some-judge", "--judge-base-url", "http://user:secret@judge.example:9/v1")
+    first = retrain(home, *judge, "--imitate-models", "qwen*,gpt-x")
+    lines = first.stdout.splitlines()[:4]
+    assert lines[0].startswith("project default: calls of its apps are recorded with their texts in sqlite:///")
+    assert lines[1].startswith(
+        "judging sends recorded prompts, answers and tool results to openai/some-judge at judge.example:9; "
+    )
+    assert lines[2] == "training on the provider's answers is on for qwen*, gpt-x (ART_PATCH_IMITATE_MODELS)"
+    assert lines[3].startswith("users opt out by art.trajectory(learn=False)")
+    assert "secret" not in first.stdout
+    assert "judging sends" not in retrain(home, *judge).stdout
+
+
+def test_with_json_the_first_words_are_on_stderr(home: Path):
+    first = retrain(home, "--json")
+    assert first.stderr.splitlines()[1].endswith("the judge that you name; `art-patch score --dry-run` shows how much")
+    assert first.stderr.splitlines()[2] == "training on the provider's answers is off (ART_PATCH_IMITATE_MODELS)"
+    assert "judging sends" not in first.stdout
+    assert "judging sends" not in retrain(home, "--json").stderr
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    assert (store.consent.note_start("retrain"), store.consent.note_start("serve")) == (False, True)
+    store.close()
+
+
+def retrain(home: Path, *arguments: str) -> Any:
+    """It ends soon, because no policy serves; but it began."""
+    return CliRunner().invoke(app, ["retrain", *arguments, "--home", str(home)], env={"COLUMNS": "400"})

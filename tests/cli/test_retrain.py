@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
-from art_patch.errors import ConfigError
+from art_patch.errors import ConfigError, StoreError
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
@@ -114,3 +114,17 @@ def test_where_replays_begin_asks_for_replays(tmp_path: Path):
     result = CliRunner().invoke(app, ["retrain", "--home", str(tmp_path), "--replay-from", "last"])
     assert isinstance(result.exception, ConfigError)
     assert "--replay asks for them, such as --replay 3" in str(result.exception)
+
+
+@pytest.mark.parametrize("named", [None, "option", "variable"])
+def test_the_providers_answers_are_imitated_only_if_its_model_is_named(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a name the command ends before it opens a store; with one it finds that there is none."""
+    more = ("--imitate-models", "gpt-x, qwen*") if named == "option" else ()
+    if named == "variable":
+        monkeypatch.setenv("ART_PATCH_IMITATE_MODELS", "gpt-x,qwen*")
+    result = CliRunner().invoke(app, ["retrain", "--home", str(tmp_path), "--imitate-from", "0.8", *more])
+    assert isinstance(result.exception, StoreError if named else ConfigError)
+    assert named or "--imitate-models" in str(result.exception)
+    assert not list(tmp_path.iterdir())

@@ -156,6 +156,9 @@ def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(
     assert (plan["calls"], plan["checking_calls"], plan["estimate_usd"]) == (4, 3, None)
     assert sum(group["prompt_tokens"][0] for group in plan["groups"]) == plan["prompt_tokens"] > 1_000
     assert [group["id"] for group in plan["groups"]] == ["g0", "g1", "g2", "g3"]
+    members = sum(group["attempts"] for group in plan["groups"])
+    assert (plan["runs"], plan["answers"], plan["tool_results"]) == (members, members, 0)
+    assert plan["characters"] > 3_000 and plan["embeddings"] is None and plan["redact"] is None
     assert "prompts" not in plan
 
     priced = score(home, "--dry-run", "--show", "--judge", "openai/gpt-5-mini", "--rubric", "Be brief, and be right.")
@@ -163,6 +166,8 @@ def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(
     assert "nothing was sent" in priced.stdout and "about $0.00" in priced.stdout
     assert "Be brief, and be right." in priced.stdout and "question 0" in priced.stdout
     assert "question 1" not in priced.stdout
+    assert "redaction here: none (ART_PATCH_REDACT), at least 0 of the runs were redacted" in priced.stdout
+    assert "judge openai/gpt-5-mini at its provider's own address" in priced.stdout
 
     assert asked == []
     store = open_store(f"sqlite:///{home}/default/store.db")

@@ -83,7 +83,7 @@ def test_no_judge_engine_or_embedding_model_hears_of_them(place: Place, monkeypa
                     ]
                 )
         heard.clear()
-        learns = replace(TRAINING.train, imitate_from=0.9, prefer_from=5.0, max_kl_nats=None)
+        learns = replace(TRAINING.train, imitate_from=0.9, imitate_models=("*",), prefer_from=5.0, max_kl_nats=None)
         config = replace(eager(RESAMPLING), train=learns, embed=embedded(heard))
         report = place.cycle(judge, config)
     assert report.outcome == "promoted", report

@@ -19,7 +19,9 @@ from art_patch.types import Call, Choice, Correction, Score, Trajectory, Traject
 from tests.support.cycles import CONFIG, TRAINING, Place, die_after, eager, rewarded_traffic
 from tests.support.engines import serve
 
-GIVEN = replace(TRAINING, train=replace(TRAINING.train, imitate_from=5.0, prefer_from=5.0, max_kl_nats=None))
+GIVEN = replace(
+    TRAINING, train=replace(TRAINING.train, imitate_from=5.0, imitate_models=("*",), prefer_from=5.0, max_kl_nats=None)
+)
 """No reward is as high, so that only corrections are learned."""
 
 CORRECTED = {"role": "assistant", "content": "seven"}
@@ -134,6 +136,26 @@ def test_upstreams_answer_in_a_lone_run_that_the_app_rewarded_is_imitated_once(p
         assert report.outcome == "nothing to do"  # the champion knows it
 
 
+def test_without_permission_nothing_is_read_and_with_none_only_corrections_are_learned(place: Place, judge: Judge):
+    rewarded_traffic(place)
+    free, _ = lone_runs(place)
+    rewarded = upstreams(place, "good", "who asked for that answer, and why so late?").id
+    correct(place, free)
+    reward(place, 6.0, rewarded)
+    bare = replace(GIVEN, train=replace(GIVEN.train, imitate_models=()))
+    with pytest.raises(
+        ConfigError, match=r"terms of many providers forbid.*--imitate-models.*ART_PATCH_IMITATE_MODELS"
+    ):
+        place.cycle(judge, bare)
+    assert place.stages == []
+    train = place.cycle(judge, replace(GIVEN, train=replace(GIVEN.train, imitate_models=("none",)))).metrics["train"]
+    assert learned(train) == (1, 0)
+    assert train["not_imitated"]["training on answers of m is not allowed"] == 1
+    assert train["not_preferred"]["training on answers of m is not allowed"] == 1
+    assert [one.name for one in place.store.rights.erase(trajectory=free, dry_run=True).policies] == ["agent@1"]
+    assert place.store.rights.erase(trajectory=rewarded, dry_run=True).policies == ()
+
+
 def test_nothing_but_rewarded_runs_is_enough_to_begin_with(place: Place, judge: Judge):
     free, _ = lone_runs(place)
     reward(place, 6.0, free)
@@ -154,7 +176,7 @@ def test_a_base_that_cannot_be_given_anything_is_refused_before_the_judge_is_pai
     with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "adapters")) as running:
         place = Place(tmp_path, bare, running.client)
         place.traffic()
-        given: Any = {asked: 0.5}
+        given: Any = {asked: 0.5, "imitate_models": ("none",)}
         with pytest.raises(ConfigError, match=r"has no chat template; .*without imitate_from and prefer_from"):
             place.cycle(judge, replace(CONFIG, train=replace(CONFIG.train, **given)))
         assert place.stages == []

@@ -78,7 +78,10 @@ def test_an_update_that_is_gone_on_with_has_the_metrics_that_it_began_with(place
 
 def test_what_cannot_be_imitated_or_told_apart_is_counted_by_reason(place: Place, judge: Judge):
     upstream_traffic(place)
-    config = replace(RESAMPLING, train=replace(TRAINING.train, imitate_from=0.5, prefer_from=5.0, max_kl_nats=None))
+    config = replace(
+        RESAMPLING,
+        train=replace(TRAINING.train, imitate_from=0.5, imitate_models=("*",), prefer_from=5.0, max_kl_nats=None),
+    )
     train = place.cycle(judge, config).metrics["train"]
     groups = place.store.read.groups(state="trained")
     copies = sum(len(group.trajectories) - 1 for group in groups)
@@ -292,7 +295,7 @@ def test_single_turns_have_a_batch_and_a_weight_of_their_own(learning: Learning)
 
 def test_upstreams_answer_is_imitated_and_told_apart_though_nothing_is_compared_with_it(learning: Learning):
     learning.group("g", (1.0, [UPSTREAM]), (0.5, [answered((1,), (4,))]), (0.5, [answered((1,), (5,))]))
-    job, _ = job_of(learning, imitate_from=0.9, prefer_from=0.2)
+    job, _ = job_of(learning, imitate_from=0.9, imitate_models=("*",), prefer_from=0.2)
     assert job is not None
     assert (len(job.demonstrations), len(job.pairs), job.group_ids) == (1, 1, ("g",))
     assert (advantages(job), job.lessons) == ([0.0, 0.0, 0.0], ())

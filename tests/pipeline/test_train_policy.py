@@ -198,7 +198,10 @@ def test_groups_of_a_policy_that_turns_out_to_be_far_are_stale_and_not_trained(p
 
 def test_upstreams_good_answers_are_imitated_and_told_from_bad_ones(place: Place, judge: Judge):
     upstream_traffic(place)
-    config = replace(RESAMPLING, train=replace(TRAINING.train, imitate_from=0.5, prefer_from=0.05, max_kl_nats=None))
+    config = replace(
+        RESAMPLING,
+        train=replace(TRAINING.train, imitate_from=0.5, imitate_models=("*",), prefer_from=0.05, max_kl_nats=None),
+    )
     report = place.cycle(judge, config)
     assert report.outcome == "promoted", report
     train = report.metrics["train"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.training import Renderer, Row, demonstrations, family_of
+from art_patch.training import Renderer, Row, TrainConfig, demonstrations, family_of
 from art_patch.training.data.supervised import Demonstrations
 from art_patch.types import Call, Choice, Correction, Trajectory
 from tests.support.factory import make_call, make_group, make_trajectory
@@ -52,11 +52,14 @@ def run(key: str, *calls: Call) -> Trajectory:
 
 
 def learn(
-    renderer: Renderer, *scored: tuple[Trajectory, float | None], corrections: Any = (), max_tokens: int = 10_000
-) -> Demonstrations:
+    renderer: Renderer, *scored: tuple[Trajectory, float | None], corrections: Any = (), max_tokens: int = 10_000,
+    may_imitate: Any = lambda _: True,
+) -> Demonstrations:  # fmt: skip
     group = make_group(*(trajectory for trajectory, _ in scored))
     given = [(group, [reward for _, reward in scored])] if scored else []
-    return demonstrations(given, corrections, renderer, least_reward=0.5, max_tokens=max_tokens)
+    return demonstrations(
+        given, corrections, renderer, least_reward=0.5, max_tokens=max_tokens, may_imitate=may_imitate
+    )
 
 
 def marked(renderer: Renderer, row: Row) -> list[str]:
@@ -136,14 +139,14 @@ def test_an_answer_is_learned_once_however_often_it_was_grouped_or_copied(qwen2:
     whole = run("t", upstreams("a", [USER], said("yo")))
     copy = run("copy", upstreams("a2", [USER], said("yo"), shadow_of="a"))
     groups = [(make_group(whole), [0.1]), (make_group(whole, copy, key="h"), [0.9, 0.9])]
-    found = demonstrations(groups, (), qwen2, least_reward=0.5, max_tokens=100)
+    found = demonstrations(groups, (), qwen2, least_reward=0.5, max_tokens=100, may_imitate=lambda _: True)
     assert len(found.rows) == 1
     assert found.left_out == {"learned from another copy": 1}
 
 
 def test_held_out_groups_teach_nothing(qwen2: Renderer):
     group = replace(make_group(run("t", upstreams("a", [USER], said("yo")))), held_out=True)
-    found = demonstrations([(group, [1.0])], (), qwen2, least_reward=0.5, max_tokens=100)
+    found = demonstrations([(group, [1.0])], (), qwen2, least_reward=0.5, max_tokens=100, may_imitate=lambda _: True)
     assert found == Demonstrations((), {"held out for the gate": 1})
 
 
@@ -185,3 +188,15 @@ def test_rows_are_cut_as_recorded_ones_are(qwen2: Renderer):
     (whole,) = learn(qwen2, (good, 1.0)).rows
     (row,) = learn(qwen2, (good, 1.0), max_tokens=len(whole.ids_T) - 1).rows
     assert row.ids_T == whole.ids_T[:-1]
+
+
+def test_only_answers_of_models_that_are_allowed_are_imitated_and_corrections_always(qwen2: Renderer):
+    ours, mixed = upstreams("a", [USER], said("a"), requested_model="qwen-max"), upstreams("b", [USER], said("b"))
+    right = Correction("r", "put", 1.0, "user", said("better"))
+    put = run("put", upstreams("p", [USER], said("p"), requested_model="gpt-x"))
+    found = learn(
+        qwen2, (run("1", ours), 1.0), (run("2", mixed), 1.0), corrections=[(put, [right])],
+        may_imitate=TrainConfig(imitate_models=("qwen*",)).may_imitate,
+    )  # fmt: skip
+    assert [marked(qwen2, row)[-1] for row in found.rows] == ["better<|im_end|>", "a<|im_end|>"]
+    assert found.left_out == {"training on answers of m is not allowed": 1}

@@ -50,11 +50,12 @@ def row(*tokens: tuple[tuple[int, ...], bool]) -> Row:
 
 
 def prefer(
-    renderer: Renderer, *scored: tuple[Trajectory, float | None], max_tokens: int = 1_000, held_out: bool = False
-) -> Preferences:
+    renderer: Renderer, *scored: tuple[Trajectory, float | None], max_tokens: int = 1_000, held_out: bool = False,
+    may_imitate: Any = lambda _: True,
+) -> Preferences:  # fmt: skip
     group = replace(make_group(*(trajectory for trajectory, _ in scored)), held_out=held_out)
     rewards = [reward for _, reward in scored]
-    return preferences([(group, rewards)], (), renderer, margin=0.2, max_tokens=max_tokens)
+    return preferences([(group, rewards)], (), renderer, margin=0.2, max_tokens=max_tokens, may_imitate=may_imitate)
 
 
 # groups
@@ -135,9 +136,13 @@ def test_pairs_that_teach_nothing(renderer: Renderer):
 # corrections
 
 
-def put_right(renderer: Renderer, trajectory: Trajectory, message: dict[str, Any]) -> Preferences:
+def put_right(
+    renderer: Renderer, trajectory: Trajectory, message: dict[str, Any], may_imitate: Any = lambda _: True
+) -> Preferences:
     correction = Correction("x", trajectory.id, 1.0, "user", message)
-    return preferences((), [(trajectory, [correction])], renderer, margin=0.2, max_tokens=1_000)
+    return preferences(
+        (), [(trajectory, [correction])], renderer, margin=0.2, max_tokens=1_000, may_imitate=may_imitate
+    )
 
 
 def test_a_correction_is_preferred_to_what_was_answered(renderer: Renderer):
@@ -166,3 +171,24 @@ def test_what_a_policy_answered_is_rejected_by_its_recorded_ids(renderer: Render
 )
 def test_why_a_correction_gives_no_pair(renderer: Renderer, call: Call, reason: str):
     assert put_right(renderer, run("t", call), said("yes")) == Preferences((), {reason: 1})
+
+
+# permission
+
+
+def test_no_answer_of_a_model_that_is_not_allowed_is_in_a_pair(renderer: Renderer):
+    prompt = tuple(renderer.prompt_ids(make_call(messages=[USER])))
+    ours = [recorded(key, prompt, (7, number)) for number, key in enumerate("ab")]
+    theirs = run("t", upstreams("c", "yo"))
+    every = (theirs, 1.0), (ours[0], 0.6), (ours[1], 0.0)
+    (pair,) = prefer(renderer, *every).pairs
+    assert pair.rejected.ids_T[-2:] == (7, 1) and pair.chosen.ids_T[-2:] != (7, 0)
+    found = prefer(renderer, *every, may_imitate=lambda _: False)
+    (pair,) = found.pairs
+    assert (pair.chosen.ids_T[-2:], pair.rejected.ids_T[-2:]) == ((7, 0), (7, 1))
+    assert found.left_out == {"training on answers of m is not allowed": 1}
+
+
+def test_a_correction_is_compared_with_no_answer_that_is_not_allowed(renderer: Renderer):
+    found = put_right(renderer, run("t", upstreams("a", "ho")), said("yo"), may_imitate=lambda _: False)
+    assert found == Preferences((), {"training on answers of m is not allowed": 1})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from art_patch import pipeline
+import typer
+
+from art_patch import pipeline, store
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
+from art_patch.settings import Settings
 
 
 @command
@@ -70,3 +75,39 @@ def _listed(facts: dict[str, Any]) -> list[str]:
     lines = [f"{user} withdrew {output.ago(now - at)} ago" for user, at in facts["withdrawn"].items()]
     lines += [f"{count} runs not learned from: {reason}" for reason, count in facts["not_learned_from"].items()]
     return lines or ["nobody withdrew, and all runs may be learned from"]
+
+
+# --- what the first start of a project says ---
+
+
+def tell_once(opened: store.Store, settings: Settings, command: str, *, as_json: bool) -> None:
+    """Say what is recorded, what leaves this machine and what is learned from, at the project's first such command."""
+    if opened.consent.note_start(command):
+        for line in _first_words(settings):
+            typer.echo(output.one_line(line), err=as_json)
+
+
+def _first_words(settings: Settings) -> Iterator[str]:
+    judges = [(settings.judge, settings.judge_base_url), (settings.gate_judge, settings.gate_judge_base_url)]
+    to = " and ".join(f"{judge} at {host_of(url)}" for judge, url in judges if judge)
+    where = store.without_password(settings.store_url)
+    yield f"project {settings.project}: calls of its apps are recorded with their texts in {where}"
+    embedding = f"; users' first messages go to {settings.embeddings} at {host_of(settings.embeddings_base_url)}"
+    yield (
+        f"judging sends recorded prompts, answers and tool results to {to or 'the judge that you name'}"
+        f"{embedding if settings.embeddings else ''}; `art-patch score --dry-run` shows how much"
+    )
+    models = ", ".join(settings.imitate_models)
+    yield f"training on the provider's answers is {f'on for {models}' if models else 'off'} (ART_PATCH_IMITATE_MODELS)"
+    yield (
+        "users opt out by art.trajectory(learn=False), the header X-Art-Patch-Learn: no, or "
+        "`art-patch consent --user U --withdraw`"
+    )
+
+
+def host_of(url: str | None) -> str:
+    """Return the host of an address that the settings name, without a password in it."""
+    if url is None:
+        return "its provider's own address"
+    parts = urlsplit(url)
+    return (parts.hostname or url) + (f":{parts.port}" if parts.port else "")

@@ -13,14 +13,17 @@ import typer
 
 from art_patch import gate, pipeline, rewards, serving, store, types
 from art_patch.cli import output
+from art_patch.cli.commands.consent import host_of, tell_once
 from art_patch.cli.commands.policies import canary_config
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
 from art_patch.cli.typed_options import Only, Option, command, setting
 from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.grouping import ReplayConfig, ResampleConfig
 from art_patch.pipeline import CycleConfig
+from art_patch.recording import REDACTED
 from art_patch.settings import Settings
-from art_patch.training import LossConfig, TrainConfig
+from art_patch.training import LossConfig, TrainConfig, require_permission
+from art_patch.trajectories import transcript
 
 SETTLE_ONLY = Only(("settle_s",))
 _COLOURS = {"promoted": "green", "rejected": "yellow", "waits for approval": "cyan", "canary": "cyan"}
@@ -93,6 +96,7 @@ def retrain(
     idle_minutes: Annotated[float, Option("Minutes without a call after which apps are idle.", least=0.1)] = 5.0,
     train: TrainConfig,
     loss: LossConfig,
+    imitate_models: Annotated[str | None, setting("imitate_models")] = None,
     suite: Suite,
     promotion: Annotated[str | None, setting("promotion")] = None,
     canary_percent: Annotated[float | None, setting("canary_percent")] = None,
@@ -108,14 +112,18 @@ def retrain(
     codes. A failed cycle never changes which policy serves.
     """
     settings = project.settings(
-        **judging.as_settings(), **suite.as_settings(), promotion=promotion, canary_percent=canary_percent
-    )
+        **judging.as_settings(), **suite.as_settings(), promotion=promotion, canary_percent=canary_percent,
+        imitate_models=imitate_models,
+    )  # fmt: skip
+    # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
+    scale = "none" if loss.name == "dr_grpo" else "batch"
+    train = replace(train, loss=loss, advantage_scale=scale, imitate_models=settings.imitate_models)
+    require_permission(train)
     config = replace(
         with_settings(cycle, settings),
         replay=replays.config(settings),
         resample=resampling if resampling.samples else None,
-        # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
-        train=replace(train, loss=loss, advantage_scale="none" if loss.name == "dr_grpo" else "batch"),
+        train=train,
         gate=suite.gate_config(settings),
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,
@@ -126,6 +134,7 @@ def retrain(
         keep_trajectories=settings.keep_trajectories,
     )
     opened, who = open_existing(settings), project.actor("retrain")
+    tell_once(opened, settings, "retrain", as_json=project.as_json)
     # Neither judge nor engine is needed, or asked for, where there is nothing to learn from.
     if (missing := _what_is_missing(opened)) is not None:
         with output.bars(quiet=project.as_json) as progress:
@@ -207,10 +216,12 @@ def score(
     judge = judging.limited_judge(settings, max_prompt_tokens=max_prompt_tokens)
     opened = open_existing(settings)
     config = with_settings(cycle, settings)
+    if dry_run:
+        config = replace(config, embed=None)  # which would be sent users' messages, too
     with output.bars(quiet=project.as_json) as progress:
         run = pipeline.Run(opened, judge, config, progress, time.time())
         if dry_run:
-            _show_plans(judge, settings.judge_base_url, pipeline.to_judge(run), show=show, project=project)
+            _show_plans(judge, settings, pipeline.to_judge(run), show=show, project=project)
         else:
             # A cycle groups and scores, too: at the same time, both would pay for the same groups.
             with pipeline.project_lock(settings.adapters.parent):
@@ -243,8 +254,9 @@ def _say_scores(done: dict[str, Any]) -> None:
 
 
 def _show_plans(
-    judge: rewards.Judge, base_url: str | None, groups: Sequence[types.Group], *, show: bool, project: Project
+    judge: rewards.Judge, settings: Settings, groups: Sequence[types.Group], *, show: bool, project: Project
 ) -> None:
+    base_url = settings.judge_base_url
     plans = [judge.plan(group) for group in groups]
     requests = [request for plan in plans for request in plan.requests]
     prices = [request.estimate_usd for request in requests]
@@ -258,6 +270,20 @@ def _show_plans(
     checking = max(2, ceil(planted)) + ceil(double) + ceil(blind) if plans else 0
     tokens = sum(request.prompt_tokens for request in requests)
     first = next((plan for plan in plans if plan.requests), None) if show else None
+    runs = [run for group in groups for run in group.trajectories]
+    messages = [message for run in runs for message in transcript(run)]
+    parts = {
+        "characters": sum(len(str(said["content"])) for one in requests for said in one.prompt.messages),
+        "runs": len(runs),
+        # Of these runs, not of every request: a group that is judged twice is sent twice.
+        "answers": sum(message.get("role") == "assistant" for message in messages),
+        "tool_results": sum(message.get("role") == "tool" for message in messages),
+        "prompt_messages": sum(message.get("role") not in ("assistant", "tool") for message in messages),
+        # Apps redact, before they record. Of a call that upstream answered, the store does not tell it.
+        "redact": settings.redact if isinstance(settings.redact, str | None) else "function",
+        "redacted_at_least": sum(any(call.untrainable == REDACTED for call in run.calls) for run in runs),
+        "embeddings": settings.embeddings and {"model": settings.embeddings, "base_url": settings.embeddings_base_url},
+    }
     facts = {
         "sent": False,
         "judge": judge.model,
@@ -265,6 +291,7 @@ def _show_plans(
         "rubric": judge.rubric.version,
         "calls": len(requests),
         "checking_calls": checking,
+        **parts,
         "prompt_tokens": tokens,
         "estimate_usd": estimate_usd,
         "groups": [
@@ -282,8 +309,7 @@ def _show_plans(
         facts | ({"prompts": [list(request.prompt.messages) for request in first.requests]} if first else {})
     ):
         return
-    where = base_url or "its provider's own address"
-    typer.echo(f"nothing was sent to judge {judge.model} at {where}, rubric {judge.rubric.version}")
+    typer.echo(f"nothing was sent to judge {judge.model} at {host_of(base_url)}, rubric {judge.rubric.version}")
     for plan in plans:
         size = plan.too_long or ", ".join(f"{request.prompt_tokens:,} tokens" for request in plan.requests)
         typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")
@@ -291,6 +317,17 @@ def _show_plans(
         f"{len(plans)} groups wait: {len(requests)} calls if every answer is valid, {tokens:,} tokens to send, "
         f"about {_usd(estimate_usd)}; up to {checking} calls more to check the judge (planted answers, second looks)"
     )
+    typer.echo(
+        f"of {len(runs)} runs: {parts['prompt_messages']} messages of prompts, {parts['answers']} answers and "
+        f"{parts['tool_results']} tool results; {parts['characters']:,} characters with the judge's instructions"
+    )
+    typer.echo(
+        f"texts as the apps recorded them; redaction here: {parts['redact'] or 'none'} (ART_PATCH_REDACT), at least "
+        f"{parts['redacted_at_least']} of the runs were redacted"
+    )
+    if settings.embeddings:
+        host = host_of(settings.embeddings_base_url)
+        typer.echo(f"grouped by words alone here; users' first messages would go to {settings.embeddings} at {host}")
     for request in first.requests if first else ():
         for message in request.prompt.messages:
             typer.echo(f"\n--- {message['role']} ---\n{message['content']}")

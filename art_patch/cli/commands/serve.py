@@ -16,6 +16,7 @@ import typer
 from art_patch import pipeline, policies, promotion, serving, store
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch.cli import output
+from art_patch.cli.commands.consent import tell_once
 from art_patch.cli.commands.policies import watch_beside
 from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
@@ -101,6 +102,7 @@ def serve(
         raise ConfigError(
             f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
         )
+    tell_once(opened, settings, "serve", as_json=project.as_json)
     if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")

@@ -1,6 +1,8 @@
 """Makes rows (token sequences) for supervised learning: answers to imitate, and pairs of a better and a worse answer.
 
 The answers to imitate are upstream's answers in runs of high reward, and the answers that people wrote as corrections.
+No answer of upstream's is learned, as the better or the worse one, unless its model is allowed by name: the terms of
+many providers forbid it.
 Pairs come from corrections (the corrected answer against the recorded one) and from groups (the best sibling against
 the worst). Recorded token ids are used where they exist. Answers of upstream or of a person have none, so their prompt
 and answer are rendered with the chat template (`art_patch.training.data.rendering`). Runs and calls that give no row or
@@ -25,11 +27,15 @@ from art_patch.types import UPSTREAM, Call, Choice, Correction, Group, Trajector
 Scored = tuple[Group, Sequence[float | None]]  # a group, and the reward of each sibling in their order
 Corrected = tuple[Trajectory, Sequence[Correction]]  # a run and its corrections, at least one
 
+MayImitate = Callable[[str], bool]  # whether answers of a model that the app requested may be learned
+
 Reasons = tuple[tuple[str, Callable[[Call], bool]], ...]
 _PROMPT_IS_NOT_WHOLE: Reasons = (
     ("a completion is not a chat", lambda call: call.api == "completions"),
     ("the provider holds a part of the prompt", lambda call: any(name in call.params for name in KEPT_BY_PROVIDER)),
 )
+
+
 _NOT_IMITATED: Reasons = (
     *_PROMPT_IS_NOT_WHOLE,
     ("answered by a policy", lambda call: call.policy is not UPSTREAM),
@@ -47,7 +53,7 @@ class Demonstrations:
 
 def demonstrations(
     scored: Iterable[Scored], corrections: Iterable[Corrected], renderer: Renderer, *, least_reward: float,
-    max_tokens: int,
+    max_tokens: int, may_imitate: MayImitate,
 ) -> Demonstrations:  # fmt: skip
     """Returns rows of the answers to imitate: upstream's answers in runs of high reward, and people's corrections.
 
@@ -59,6 +65,7 @@ def demonstrations(
         corrections: Runs that people corrected; none of them may belong to a held-out scenario.
         least_reward: Lowest reward at which a run is imitated.
         max_tokens: Tokens of a row after this number are cut off and not learned.
+        may_imitate: Whether answers of a requested model may be learned, by its name; by default none may.
     """
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
@@ -71,7 +78,7 @@ def demonstrations(
         rows += merge(_put_right(trajectory, said, renderer, left_out))
     # After the corrections: `learned` must know their calls before copies of them are met.
     for trajectory in _good(scored, least_reward, put_right, left_out):
-        rows += merge(_imitated(trajectory, renderer, learned, left_out))
+        rows += merge(_imitated(trajectory, renderer, learned, left_out, may_imitate))
     return Demonstrations(cut(rows, max_tokens), dict(left_out))
 
 
@@ -95,13 +102,23 @@ def _good(
             left_out["no reward" if reward is None else "reward too low"] += len(trajectory.calls)
 
 
-def _imitated(trajectory: Trajectory, renderer: Renderer, learned: set[str], left_out: Counter[str]) -> Iterator[Turn]:
+def _imitated(
+    trajectory: Trajectory, renderer: Renderer, learned: set[str], left_out: Counter[str], may_imitate: MayImitate
+) -> Iterator[Turn]:
     for position, call in enumerate(trajectory.calls):
         with _counting(left_out):
             if _origin(call) in learned:
                 raise Unusable("learned from another copy")
-            yield renderer.turn(call, _upstreams(call, trajectory.calls[position + 1 :]).message)
+            answer = _upstreams(call, trajectory.calls[position + 1 :])
+            _require_allowed(call, may_imitate)
+            yield renderer.turn(call, answer.message)
             learned.add(_origin(call))
+
+
+def _require_allowed(call: Call, may_imitate: MayImitate) -> None:
+    """Raises `Unusable` if upstream gave the answer and it may not be learned."""
+    if call.policy is UPSTREAM and not may_imitate(call.requested_model):
+        raise Unusable(f"training on answers of {call.requested_model or 'an unknown model'} is not allowed")
 
 
 def _origin(call: Call) -> str:
@@ -161,23 +178,24 @@ class _Sibling:
 
 
 def preferences(
-    scored: Iterable[Scored], corrections: Iterable[Corrected], renderer: Renderer, *, margin: float, max_tokens: int
-) -> Preferences:
+    scored: Iterable[Scored], corrections: Iterable[Corrected], renderer: Renderer, *, margin: float, max_tokens: int,
+    may_imitate: MayImitate,
+) -> Preferences:  # fmt: skip
     """Returns pairs of a better and a worse answer from corrections, and of a better and a worse run from groups.
 
     In a group, the siblings whose first prompt has the same token ids are compared: the one with the highest reward
     (among those whose last answer was not cut off) and the one with the lowest reward form a pair. All answers of both
     runs are learned. A run that becomes several rows (token sequences) is in no pair.
 
-    The first three arguments are those of `demonstrations`. `margin` is the smallest difference between two siblings'
-    rewards that makes them a pair; above 0. A pair with a row of more than `max_tokens` is left out. It is not cut,
-    because then halves of answers would be compared.
+    The first three arguments and `may_imitate` are those of `demonstrations`. `margin` is the smallest difference
+    between two siblings' rewards that makes them a pair; above 0. A pair with a row of more than `max_tokens` is left
+    out. It is not cut, because then halves of answers would be compared.
     """
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     for trajectory, said in corrections:
         with _counting(left_out):
-            pairs.append(_pair(*_right_and_wrong(trajectory, said, renderer), "correction", max_tokens))
+            pairs.append(_pair(*_right_and_wrong(trajectory, said, renderer, may_imitate), "correction", max_tokens))
     for group, rewards_G in scored:
         if group.held_out:
             left_out["held out for the gate"] += len(group.trajectories)
@@ -185,32 +203,34 @@ def preferences(
         siblings: list[_Sibling] = []
         for trajectory, reward in zip(group.trajectories, rewards_G, strict=True):
             with _counting(left_out):
-                siblings.append(_sibling(trajectory, reward, renderer))
+                siblings.append(_sibling(trajectory, reward, renderer, may_imitate))
         for better, worse in _extremes(siblings, margin, left_out):
             with _counting(left_out):
                 pairs.append(_pair(better.row, worse.row, "group", max_tokens))
     return Preferences(tuple(pairs), dict(left_out))
 
 
-def _right_and_wrong(trajectory: Trajectory, said: Sequence[Correction], renderer: Renderer) -> tuple[Row, Row]:
+def _right_and_wrong(
+    trajectory: Trajectory, said: Sequence[Correction], renderer: Renderer, may_imitate: MayImitate
+) -> tuple[Row, Row]:
     right, _ = right_and_wrong(trajectory, said)
     (call,) = right.calls
     position = next(index for index, each in enumerate(trajectory.calls) if each.id == call.id)
     chosen = _rendered(call, call.choices[0], renderer)
-    rejected = _turn(trajectory.calls[position], trajectory.calls[position + 1 :], renderer)
+    rejected = _turn(trajectory.calls[position], trajectory.calls[position + 1 :], renderer, may_imitate)
     # The recorded prompt and the rendered one: if they differ, the two answers were given in different contexts.
     if chosen.prompt_ids != rejected.prompt_ids:
         raise Unusable("the chat template renders another prompt than was recorded")
     return merge([chosen])[0], merge([rejected])[0]
 
 
-def _sibling(trajectory: Trajectory, reward: float | None, renderer: Renderer) -> _Sibling:
+def _sibling(trajectory: Trajectory, reward: float | None, renderer: Renderer, may_imitate: MayImitate) -> _Sibling:
     if reward is None:
         raise Unusable("no reward")
     answered = [index for index, call in enumerate(trajectory.calls) if call.choices]
     if not answered:
         raise Unusable("no answer")
-    turns = [_turn(trajectory.calls[index], trajectory.calls[index + 1 :], renderer) for index in answered]
+    turns = [_turn(trajectory.calls[index], trajectory.calls[index + 1 :], renderer, may_imitate) for index in answered]
     rows = merge(turns)
     # A pair compares two sequences. Of several rows only one could be in it, and the reward is of all of them.
     if len(rows) != 1:
@@ -243,8 +263,9 @@ def _pair(chosen: Row, rejected: Row, source: Literal["correction", "group"], ma
     return Pair(chosen, rejected, source)
 
 
-def _turn(call: Call, later: Sequence[Call], renderer: Renderer) -> Turn:
+def _turn(call: Call, later: Sequence[Call], renderer: Renderer, may_imitate: MayImitate) -> Turn:
     """Returns a call's answer with its recorded ids, or rendered if there are none."""
+    _require_allowed(call, may_imitate)
     if (choice := chosen_choice(call, later)) is None:
         raise Unusable("no answer")
     if call.prompt_token_ids and choice.token_ids:
