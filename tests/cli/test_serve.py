@@ -92,7 +92,9 @@ def test_who_must_serve_stays_or_comes_back(tmp_path: Path, base: Path, store: S
             assert (result.returncode, store.ledger.route().champion) == (0, "agent@2"), result.stderr
             assert job.models() == ["agent@0", "agent@1", "agent@2"]
         again = "must serve and was not loaded; it is loaded now"
-        assert server.stop() == (0, f"agent@1 {again}\nagent@2 {again}\n")
+        code, said = server.stop()
+        assert (code, said.splitlines()[4:]) == (0, [f"agent@1 {again}", f"agent@2 {again}"])
+        assert said.startswith("project default: calls of its apps are recorded with their texts in sqlite:///")
     finally:
         server.stop()
 
