@@ -52,7 +52,9 @@ def collapse_findings(
     if limits is None or not answers:
         return ()
     rows = [_share(name, answers, of, config, seed, user_of) for name, of in _SHARES]
-    rows += [_different(answers), _same(answers, limits), _length(answers, limits), _latency(answers, limits)]
+    rows += [_different(answers), _same(answers, limits), _length(answers, limits)]
+    if (latency := _latency(answers, limits)) is not None:
+        rows.append(latency)
     if (entropy := _entropy(answers, limits)) is not None:
         rows.append(entropy)
     if kl_nats is not None:
@@ -196,10 +198,13 @@ def _length(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
     return Finding("length", ours, theirs, limit, theirs <= ours * limit and ours <= theirs * limit, words)
 
 
-def _latency(answers: Sequence[Answered], limits: CollapseConfig) -> Finding:
+def _latency(answers: Sequence[Answered], limits: CollapseConfig) -> Finding | None:
+    sides = [(a.candidate.duration_ms, a.champion.duration_ms) for a in answers]
+    timed = [(ours, theirs) for ours, theirs in sides if ours is not None and theirs is not None]
+    if not timed:
+        return None
     # The median: one slow answer, as by a cold cache, is no slow policy.
-    ours = median(answered.candidate.duration_ms for answered in answers)
-    theirs = median(answered.champion.duration_ms for answered in answers)
+    ours, theirs = (median(times) for times in zip(*timed, strict=True))
     return _at_most("latency_ms", ours, theirs, theirs * limits.max_latency_ratio)
 
 

@@ -70,7 +70,7 @@ class Given:
     """The answers of one policy to a turn, and the time that the policy took for them."""
 
     choices: tuple[Choice, ...]
-    duration_ms: float
+    duration_ms: float | None  # `None` for a recorded answer, which was given at another time to one request alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from art_patch import training
 from art_patch.errors import ArtPatchError, JudgeError
 from art_patch.pipeline import promote_policy
+from art_patch.pipeline.against_upstream import compare_learner
 from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import (
@@ -29,6 +30,7 @@ from art_patch.pipeline.cycle_run import (
     CycleReport,
     Outcome,
     Progress,
+    champion_name,
     why_none_serves,
     write_report,
 )
@@ -133,19 +135,26 @@ def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, no
 
 
 def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleReport:
-    if champion is None:
+    ledger, serves = run.store.ledger, champion and champion.name
+    challenger = ledger.challenger()
+    # Where upstream is the champion, the learner leads, or the canary that it has become.
+    leader = ledger.leader() or challenger
+    if leader is None:
         return CycleReport("nothing to do", why_none_serves(run.store), None)
-    sweep_leftovers(run, champion)
-    if (challenger := run.store.ledger.challenger()) is not None:
+    sweep_leftovers(run, leader)
+    if challenger is not None:
         return _look_after_challenger(run, challenger, limit)
     if (busy := _why_not_idle(run)) is not None:
-        return CycleReport("not idle", busy, champion.name)
+        return CycleReport("not idle", busy, serves)
     # What an earlier cycle trained is gated first: its training was paid for.
-    candidate = untested_candidate(run, champion)
+    candidate = untested_candidate(run, leader)
     if candidate is None:
-        candidate, why_not = _make_candidate(run, champion, limit)
+        seen = compare_learner(run, leader) if champion is None else None
+        if seen is not None and seen.outcome != "learns":
+            return seen
+        candidate, why_not = _make_candidate(run, leader, limit)
         if candidate is None:
-            return CycleReport("nothing to do", why_not, champion.name, None, run.metrics)
+            return CycleReport("nothing to do", why_not, serves, None, run.metrics)
     # It passed its gate in an earlier cycle and waits for a person; another gate could only cost more.
     elif run.config.promotion == "approve" and "waits" in candidate.metrics:
         reason = candidate.metrics["waits"]["reason"]
@@ -154,27 +163,32 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     ask_first(run)
     if run.gate_judge is not None:
         ask_first(run, run.gate_judge)
-    if (refused := promote_policy.load_candidate(run, candidate, champion)) is not None:
+    if (refused := promote_policy.load_candidate(run, candidate)) is not None:
         return refused
-    verdict = run_gate(run, candidate, champion)
-    return promote_policy.act_on_verdict(run, candidate, champion, verdict)
+    verdict = run_gate(run, candidate, leader)
+    report = promote_policy.act_on_verdict(run, candidate, leader, verdict)
+    learner = ledger.learner()
+    if report.outcome == "learns" and learner is not None and (seen := compare_learner(run, learner)) is not None:
+        return replace(seen, reason=f"{report.reason}; {seen.reason}")
+    return report
 
 
-def _make_candidate(run: Cycle, champion: Policy, limit: _TimeLimit) -> tuple[Policy | None, str]:
+def _make_candidate(run: Cycle, leader: Policy, limit: _TimeLimit) -> tuple[Policy | None, str]:
     """Return a new candidate; or `None` and the reason why none was trained."""
-    check_can_train(run, champion)
+    check_can_train(run, leader)
     found = group(run)
     if (found.waiting or found.others) and (run.config.replay is not None or run.config.resample is not None):
         ask_first(run)
-    # Replays are siblings of runs that had none, so groups are formed once more.
-    if repeated := replay(run, found):
+    # Replays are siblings of runs that had none, so groups are formed once more. Where upstream is the champion, it
+    # would answer them.
+    if leader.state == "champion" and (repeated := replay(run, found)):
         found = group(run, repeated)
     limit.check()
-    resample(run, champion, found)
+    resample(run, leader, found)
     limit.check()
     score(run)
     limit.check()
-    return train(run, champion)
+    return train(run, leader)
 
 
 def _why_not_idle(run: Cycle) -> str | None:
@@ -204,11 +218,12 @@ def _look_after_challenger(run: Cycle, challenger: Policy, limit: _TimeLimit) ->
         decided = promote_policy.decided_elsewhere(run, challenger.name, tested_as=challenger.state)
         return decided or CycleReport("nothing to do", seen.reason, None, challenger.name, run.metrics)
     run.metrics["canary"] = dict(seen.metrics)
-    outcomes: dict[str, Outcome] = {"goes on": "canary", "rejected": "rejected", "promoted": "promoted"}
-    serves = run.store.ledger.champion()
+    outcomes: dict[str, Outcome] = {
+        "goes on": "canary", "rejected": "rejected", "promoted": "promoted", "learns": "learns",
+    }  # fmt: skip
     why = f"{challenger.name} is tested as a {seen.state}: {seen.reason}"
     why = f"{why}; not judged: {unjudged}" if unjudged else why
-    return CycleReport(outcomes[seen.outcome], why, serves.name if serves else None, challenger.name, run.metrics)
+    return CycleReport(outcomes[seen.outcome], why, champion_name(run), challenger.name, run.metrics)
 
 
 def _judge_both(run: Cycle, limit: _TimeLimit, seen: promote_policy.WatchReport) -> str | None:

@@ -97,7 +97,15 @@ class Cycle(Run):
 
 
 Outcome = Literal[
-    "promoted", "rejected", "nothing to do", "out of time", "not idle", "waits for approval", "canary", "failed"
+    "promoted",
+    "rejected",
+    "learns",
+    "nothing to do",
+    "out of time",
+    "not idle",
+    "waits for approval",
+    "canary",
+    "failed",
 ]
 
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "job")
@@ -110,12 +118,13 @@ _WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure 
 class CycleReport:
     """The result of a cycle."""
 
-    # How the cycle ended. `canary`: a policy is now under test on the app's traffic. `waits for approval`: the
-    # candidate won, and a person decides. `out of time`, `not idle`: the remaining steps are left to the next cycle.
-    # `failed` appears in report files only, because the cycle raised an error instead of returning.
+    # How the cycle ended. `canary`: a policy is now under test on the app's traffic. `learns`: upstream answers, and a
+    # policy is trained on. `waits for approval`: the candidate won, and a person decides. `out of time`, `not idle`:
+    # the remaining steps are left to the next cycle. `failed` appears in report files only, because the cycle raised an
+    # error instead of returning.
     outcome: Outcome
     reason: str
-    champion: str | None  # which serves when the cycle ends
+    champion: str | None  # which serves when the cycle ends; `None`: upstream
     candidate: str | None = None  # which this cycle trained or tested, if any
     metrics: JSON = field(default_factory=dict[str, Any])  # of every step that ran, by the step's name
 
@@ -173,8 +182,16 @@ def to_markdown(facts: JSON) -> str:
     return visible("\n".join(lines) + "\n")
 
 
+def champion_name(run: Cycle) -> str | None:
+    """Return the name of the champion; `None` if upstream answers."""
+    champion = run.store.ledger.champion()
+    return champion.name if champion is not None else None
+
+
 def why_none_serves(store: "Store") -> str:
     """Return why a project without a champion has none, and what to do."""
+    if (learner := store.ledger.learner()) is not None:
+        return f"{learner.name} learns, upstream answers"
     if not store.ledger.champions():
         return "no policy serves yet; start `art-patch serve --base MODEL`"
     why = "upstream answers since the champion was retired; `art-patch history` says why"

@@ -1,5 +1,7 @@
 """The step `gate`: candidate and champion answer the same held-out scenarios, and the gate decides between them.
 
+Where upstream is the champion, the recorded answers of its present models stand in for new ones.
+
 Both policies answer held-out turns and the user's suite. With `--replay` they repeat whole runs of scenarios that can
 be repeated, in place of single turns. The verdict is written to the ledger with its metrics: judge, rubric, a hash of
 all prompts, and one row for each check.
@@ -20,26 +22,35 @@ from art_patch.errors import JudgeError
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.pipeline.replay_runs import Reruns, rerun
 from art_patch.pipeline.resample_turns import answer_again, is_text
-from art_patch.types import Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
+from art_patch.types import UPSTREAM, Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
 
 _CONCURRENCY = 16
 _ORDERS: tuple[rewards.Order, ...] = ("shuffled", "reversed")
 
 
-def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
+def run_gate(
+    run: Cycle, candidate: Policy, champion: Policy | None, config: gate.GateConfig | None = None
+) -> gate.Verdict:
     """Let both policies answer and the judge rank the answers, and return the verdict; no policy's state is changed.
+
+    Without a `champion` the candidate is compared with upstream's recorded answers. `config` overrules the cycle's.
 
     Raises `EngineError`, also if a prompt is rendered otherwise than recorded, and `JudgeError` if an order has no
     score.
     """
+    config = config or run.config.gate
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
-    config, checks, seed = run.config.gate, run.config.checks, candidate.step
-    held_out = _held_out(run, seed=seed)
+    checks, seed = run.config.checks, candidate.step
+    held_out = held_out_for(run, config, seed=seed, of_upstream=champion is None)
     promotion.ensure_loaded(run.engine, candidate.name)
-    promotion.ensure_loaded(run.engine, champion.name)
-    reruns = rerun(run, held_out, candidate, champion)
+    reruns, suite = Reruns(), config.suite
+    if champion is not None:
+        promotion.ensure_loaded(run.engine, champion.name)
+        reruns = rerun(run, held_out, candidate, champion)
+    else:
+        suite = ()  # upstream is not asked, so it has no answer to these
     turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys and is_text(turn.call)]
-    answers = _ask_both(run, (*turns, *config.suite), candidate, champion)
+    answers = _ask_both(run, (*turns, *suite), candidate, champion)
     comparisons = [
         (a.turn, *gate.blind_answers(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers
     ]
@@ -63,7 +74,7 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     everything = (*answers, *map(gate.answered_in, reruns.repeated))
     findings = (
         *_unscored(judged, reruns, config),
-        *_suite(judged, config, seed),
+        *(_suite(judged, config, seed) if suite else ()),
         *gate.collapse_findings(everything, config, kl_nats=_kl_nats(candidate), seed=seed, user_of=user_of),
         *gate.failed_runs(reruns.repeated, config),
         *_check_findings(compared, checked, checks, config, seed, user_of),
@@ -80,14 +91,19 @@ def run_gate(run: Cycle, candidate: Policy, champion: Policy) -> gate.Verdict:
     metrics["gains"] = [gain.facts for gain in gains]
     if beside is not None:
         metrics["judge_calls"] += sum(report.calls for report in beside.reports)
-    run.metrics["gate"] = metrics
+    run.metrics["gate" if champion is not None else "upstream_gate"] = metrics
     return replace(verdict, reason=_reason(verdict, held_out), metrics=metrics)
 
 
-def _held_out(run: Cycle, *, seed: int) -> gate.HeldOut:
-    """Return the held-out turns to ask: none of users who just arrived, and not too many of one user."""
-    config = run.config.gate
-    groups = run.store.read.groups(state="formed", held_out=True)
+def held_out_for(run: Cycle, config: gate.GateConfig, *, seed: int, of_upstream: bool = False) -> gate.HeldOut:
+    """Return the held-out turns to ask: none of users who just arrived, and not too many of one user.
+
+    `of_upstream`: only those that the present models of upstream answered.
+    """
+    groups: Sequence[Group] = run.store.read.groups(state="formed", held_out=True)
+    if of_upstream:
+        since = run.store.evidence.upstream_since() or 0.0
+        groups = [_upstreams(group, since) for group in groups]
     users = {t.info.user_id for group in groups for t in group.trajectories if t.info.user_id is not None}
     since, came = run.store.read.arrivals(sorted(users))
     # New accounts are cheap: without this rule, anybody could choose the questions of the gate overnight.
@@ -98,7 +114,19 @@ def _held_out(run: Cycle, *, seed: int) -> gate.HeldOut:
     return gate.held_out_turns(groups, seed=seed, without=new, max_user_share=config.max_user_share, **limits)
 
 
-def _ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy) -> list[gate.Answered]:
+def _upstreams(group: Group, since: float) -> Group:
+    """Return a group with the calls alone that upstream has answered `since` then (seconds since the epoch)."""
+
+    def is_upstreams(call: Call) -> bool:
+        return call.policy is UPSTREAM and call.status == "ok" and call.started_at >= since
+
+    runs = (replace(run, calls=tuple(filter(is_upstreams, run.calls))) for run in group.trajectories)
+    return replace(group, trajectories=tuple(runs))
+
+
+def _ask_both(
+    run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy | None
+) -> list[gate.Answered]:
 
     def answers_of(policy: Policy, turn: gate.Turn) -> gate.Given:
         temperature, samples = turn.call.params.get("temperature"), run.config.gate.samples
@@ -106,6 +134,11 @@ def _ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champio
         return gate.Given(answers.choices, answers.duration_ms)
 
     def both(place: int, turn: gate.Turn) -> gate.Answered:
+        if champion is None:
+            ours = answers_of(candidate, turn)
+            # Upstream's answers have no tokens, and both sides must be measured alike.
+            alike = tuple(replace(choice, token_ids=None, logprobs=None) for choice in ours.choices)
+            return gate.Answered(turn, replace(ours, choices=alike), gate.Given(turn.call.choices, None))
         # The order alternates: latency is compared too, and the second policy finds the prompt in the engine's cache.
         if place % 2:
             theirs = answers_of(champion, turn)

@@ -8,15 +8,14 @@ process that decides later changes nothing, and reports that another one has dec
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Literal
 
 from art_patch import gate, promotion
-from art_patch.errors import AdapterRejected, ArtPatchError, EngineError, TransitionError
+from art_patch.errors import AdapterRejected, ArtPatchError, TransitionError
 from art_patch.pipeline.carry_over import marks
-from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome
+from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome, champion_name
 from art_patch.serving import EngineClient
 from art_patch.store import Store
 from art_patch.types import CONTINUABLE, JSON, UPSTREAM_ARM, Policy, PolicyState
@@ -25,11 +24,16 @@ EVERY_S = 5.0  # seconds between two comparisons of the policy under test with t
 CONTROL_EVERY_S = 300.0  # seconds between two comparisons of the champion with the control group
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
-WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted"]
+CONTROL_PERCENT = 5.0
+"""Share of the sessions that stays with upstream once a policy has taken its place, unless the operator set another."""
+
+# `learns`: upstream goes on to answer all sessions, and the policy is trained on.
+WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted", "learns"]
 
 log = logging.getLogger("art_patch.watch")
 
 _OUTCOMES: dict[PolicyState, Outcome] = {
+    "learner": "learns",
     "shadow": "canary",
     "canary": "canary",
     "champion": "promoted",
@@ -38,7 +42,7 @@ _OUTCOMES: dict[PolicyState, Outcome] = {
 """State that another process gave to the cycle's policy -> outcome of the cycle."""
 
 
-def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleReport | None:
+def load_candidate(run: Cycle, candidate: Policy) -> CycleReport | None:
     """Load the candidate; return a report if it is refused for good, raise `EngineError` if it cannot be loaded now."""
     try:
         promotion.ensure_loaded(run.engine, candidate.name)
@@ -48,7 +52,7 @@ def load_candidate(run: Cycle, candidate: Policy, champion: Policy) -> CycleRepo
         # It would be refused in every later cycle too, and nothing else could be trained until then.
         reason = f"the engine refuses it: {error}"
         promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason)
-        return CycleReport("rejected", reason, champion.name, candidate.name, run.metrics)
+        return CycleReport("rejected", reason, champion_name(run), candidate.name, run.metrics)
     return None
 
 
@@ -68,10 +72,10 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
     # A gate takes minutes to hours. Meanwhile a person may have promoted, rejected or rolled back by command.
     if (decided := decided_elsewhere(run, candidate.name)) is not None:
         return decided
-    present = run.store.ledger.champion() or champion
+    present = run.store.ledger.leader() or champion
     # The verdict proves nothing about the present champion.
     if present.name != champion.name:
-        won, reason = False, f"{present.name} serves since; it was tested against {champion.name}"
+        won, reason = False, f"{present.name} is {present.state} since; it was tested against {champion.name}"
     if won:
         return _promote(run, champion, candidate, reason, metrics)
     if run.config.train.start == "candidate" and verdict.seems_better and present.name == champion.name:
@@ -82,26 +86,25 @@ def act_on_verdict(run: Cycle, candidate: Policy, champion: Policy, verdict: gat
             where = f"it seems better, but is far from what {champion.name} answers, so updates go on from before it"
         reason += f"; {where}"
     promotion.reject(run.store.ledger, run.engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
-    return CycleReport("rejected", reason, present.name, candidate.name, run.metrics)
+    return CycleReport("rejected", reason, champion_name(run), candidate.name, run.metrics)
 
 
 def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metrics: JSON) -> CycleReport:
     """Treat a candidate that passed the gate as `CycleConfig.promotion` says."""
     ledger, engine = run.store.ledger, run.engine
-    is_retired = ledger.champion() is None
-    if is_retired:  # worse than upstream, so who beats it need not be better than upstream
-        reason += f"; upstream answers since {champion.name} was retired"
-    if is_retired or run.config.promotion == "approve":
+    if ledger.champion() is None:
+        # It is better than the learner. Whether it may serve, the comparison with upstream says.
+        why = f"better than {champion.name}: {reason}"
+        ledger.move(candidate.name, "learner", who=run.who, reason=why, metrics=metrics, now=run.now)
+        return CycleReport("learns", f"{why}; upstream answers", None, candidate.name, run.metrics)
+    if run.config.promotion == "approve":
         # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.
         ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
         return waits_for_approval(run, candidate, reason)
     # This also checks the lease: a cycle that lost it during the gate must not promote.
     run.progress("promote", 0, 1, candidate.name)
     if run.config.promotion == "canary":
-        percent, how = run.config.canary_percent, {"who": run.who, "reason": reason}
-        promotion.challenge(ledger, engine, candidate.name, state="canary", percent=percent, metrics=metrics, **how)
-        why = f"{reason}; it answers {percent:g} % of the sessions until its test ends"
-        report = CycleReport("canary", why, champion.name, candidate.name, run.metrics)
+        report = begin_canary(run, candidate, reason, metrics, champion.name)
     else:
         promotion.promote(ledger, engine, candidate.name, who=run.who, reason=reason, metrics=metrics)
         report = CycleReport("promoted", reason, candidate.name, candidate.name, run.metrics)
@@ -109,22 +112,29 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
     return report
 
 
+def begin_canary(run: Cycle, policy: Policy, reason: str, metrics: JSON, champion: str | None) -> CycleReport:
+    """Test a policy on a share of the sessions, beside the champion, or beside upstream (`None`)."""
+    percent, how = run.config.canary_percent, {"who": run.who, "reason": reason}
+    ledger, engine = run.store.ledger, run.engine
+    promotion.challenge(ledger, engine, policy.name, state="canary", percent=percent, metrics=metrics, **how)
+    why = f"{reason}; it answers {percent:g} % of the sessions until its test ends"
+    return CycleReport("canary", why, champion, policy.name, run.metrics)
+
+
 def waits_for_approval(run: Cycle, candidate: Policy, reason: str) -> CycleReport:
     """Return the report of a cycle whose candidate passed the gate and waits for a person's approval."""
     todo = f"`art-patch promote {candidate.name}` lets it serve"
-    serves = run.store.ledger.champion()
-    why = f"{reason}; {todo}"
-    return CycleReport("waits for approval", why, serves.name if serves else None, candidate.name, run.metrics)
+    return CycleReport("waits for approval", f"{reason}; {todo}", champion_name(run), candidate.name, run.metrics)
 
 
 def decided_elsewhere(run: Cycle, name: str, *, tested_as: PolicyState = "candidate") -> CycleReport | None:
     """Return a report if a person or another process has changed the policy's state since its test began; or `None`."""
-    policy, serves = run.store.ledger.policy(name), run.store.ledger.champion()
+    policy = run.store.ledger.policy(name)
     if policy is None or policy.state == tested_as:
         return None
     why = f"{name} is {policy.state} since: somebody else decided on it while it was tested"
     outcome = _OUTCOMES.get(policy.state, "nothing to do")
-    return CycleReport(outcome, why, serves.name if serves else None, name, run.metrics)
+    return CycleReport(outcome, why, champion_name(run), name, run.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class WatchReport:
     outcome: WatchOutcome
     reason: str
     challenger: str | None = None  # also if this comparison ended its test
-    champion: str | None = None
+    champion: str | None = None  # `None`: upstream
     state: Literal["shadow", "canary"] | None = None  # of the challenger, before the comparison
     percent: float | None = None  # share of the sessions that the challenger answers
     metrics: JSON = field(default_factory=dict[str, Any])  # of both policies, and of the test on each signal
@@ -145,19 +155,25 @@ def watch_once(
 ) -> WatchReport:
     """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
 
+    Without a champion it is compared with upstream, and may be worse by at most `CanaryConfig.max_loss`. Once it has
+    won, the control group begins, unless the operator has set its share.
+
     Only a promotion needs the `engine`. Without one (`None`) a policy that has won stays under test, as it does if the
     engine cannot serve it, which raises `EngineError`.
     """
     at = time.time() if now is None else now
     route = store.ledger.route()
     challenger, champion, state = route.challenger, route.champion, route.challenger_state
-    if challenger is None or champion is None or state is None or route.challenger_since is None:
+    if challenger is None or state is None or route.challenger_since is None:
         return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=champion)
     traffic = store.evidence.arm_traffic(
         challenger=challenger, champion=champion, state=state, since=route.challenger_since
     )
     times = {"rest_s": config.rest_s, "silence_s": config.silence_s}
-    evidence = promotion.evidence_of(traffic, challenger=challenger, champion=champion, state=state, now=at, **times)
+    rival = champion or UPSTREAM_ARM
+    evidence = promotion.evidence_of(traffic, challenger=challenger, champion=rival, state=state, now=at, **times)
+    if champion is None:
+        config = config.against_upstream
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.with_gains(promotion.decide(evidence, state=state, hours=hours, config=config), evidence)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
@@ -171,7 +187,7 @@ def watch_once(
 def control_once(
     store: Store, config: promotion.CanaryConfig, *, who: str, now: float | None = None
 ) -> promotion.WatchVerdict | None:
-    """Compare the champion with the control group; retire it if it is proven worse, so that all calls go upstream.
+    """Compare the champion with the control group; if it is proven worse, upstream answers again, and it learns on.
 
     Return the verdict; `None` if nothing is compared, for lack of a champion or of a control group, or if somebody else
     has replaced the champion meanwhile.
@@ -190,7 +206,7 @@ def control_once(
         reason = f"worse than upstream, which answers from now on: {verdict.reason}"
         metrics = {"control": verdict.metrics}
         try:
-            store.ledger.move(route.champion, "retired", who=who, reason=reason, metrics=metrics, now=at)
+            store.ledger.move(route.champion, "learner", who=who, reason=reason, metrics=metrics, now=at)
         except TransitionError:
             return None
     return verdict
@@ -207,14 +223,15 @@ def _act_on_watch(
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
-        promotion.promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics)
+        if store.ledger.champion() is None:
+            store.ledger.begin_control_group(CONTROL_PERCENT, who=who, now=at)
+        promotion.promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=at)
         return "promoted", verdict.reason
-    # A rejection needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.
-    store.ledger.move(challenger, "rejected", who=who, reason=verdict.reason, metrics=metrics, now=at)
-    if engine is not None:
-        with suppress(EngineError):
-            engine.unload(challenger)
-    return "rejected", verdict.reason
+    # The end of a test needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.
+    ended = promotion.end_test(
+        store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=at
+    )
+    return "rejected" if ended.state == "rejected" else "learns", verdict.reason
 
 
 def watch(
@@ -241,7 +258,7 @@ def watch(
                 control_at = began + CONTROL_EVERY_S
                 verdict = control_once(store, config, who=who)
                 if verdict is not None and verdict.action == "roll back":
-                    log.warning("the champion was retired: %s", verdict.reason)
+                    log.warning("upstream answers again: %s", verdict.reason)
                 control_at = max(control_at, time.monotonic() + _REST * (time.monotonic() - began))
             began = time.monotonic()
             report = watch_once(store, engine, config, who=who)
@@ -252,8 +269,8 @@ def watch(
             trouble = str(error)
         else:
             trouble = ""
-            if report.outcome in ("rejected", "promoted"):
-                log.warning("%s was %s: %s", report.challenger, report.outcome, report.reason)
+            if report.outcome in ("rejected", "promoted", "learns"):
+                log.warning("%s: %s: %s", report.challenger, report.outcome, report.reason)
             else:  # a verdict is acted upon, which takes the engine's time and says nothing about the next look's
                 pause_s = max(every_s, _REST * (time.monotonic() - began))
             if on_report is not None:

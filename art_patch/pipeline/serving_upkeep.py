@@ -60,7 +60,8 @@ class ServingUpkeep:
         # The server is asked before the ledger: a policy that is retired leaves the ledger before the server unloads
         # it, so this order never loads a retired policy again.
         served, route = self._engine.models(), self._ledger.route()
-        must = [name for name in (route.champion, route.challenger) if name is not None and name not in served]
+        asked = (route.champion, route.learner, route.challenger)
+        must = [name for name in asked if name is not None and name not in served]
         if not must:
             return
         # A promotion may have loaded it between the two reads above.
@@ -75,7 +76,8 @@ class ServingUpkeep:
         route = self._ledger.route()
         if route.base_url == self._address or (route.base_url is not None and not self._is_left(route.base_url, route)):
             return
-        if route.champion is None or route.champion not in self._engine.models():
+        first = route.champion or route.challenger or route.learner
+        if first is None or first not in self._engine.models():
             return
         if self._take(route):
             self._taken_from = route.base_url

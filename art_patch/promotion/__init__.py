@@ -9,5 +9,5 @@ from art_patch.promotion.evidence import evidence_of
 from art_patch.promotion.gains import with_gains
 from art_patch.promotion.sequential import RAMP, CanaryConfig, WatchVerdict, decide, decide_control
 from art_patch.promotion.transitions import (
-    challenge, change_share, ensure_loaded, give_up, promote, reject, rollback, unwanted, wanted,
+    challenge, change_share, end_test, ensure_loaded, give_up, promote, reject, rollback, unwanted, wanted,
 )

@@ -34,7 +34,7 @@ promoted. If the champion answered no calls, there is nothing to compare with, a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -73,6 +73,8 @@ class CanaryConfig:
     silence_s: float = SILENCE_S
     # How much better a winner's rewards or feedback must be, on a scale 0..1. Below 0, it may be that much worse.
     margin: float = 0.0
+    # Against upstream a winner may be worse by so much.
+    max_loss: float = 0.05
     # How much worse the challenger may be: mean reward and feedback (0..1), ...
     reward_tolerance: float = 0.0
     feedback_tolerance: float = 0.0
@@ -91,11 +93,17 @@ class CanaryConfig:
             _check(name, value, 0 <= value < 1, "at least 0 and below 1")
         _check("alpha", self.alpha, 0 < self.alpha < 0.5, "above 0 and below 0.5")
         _check("margin", self.margin, -1 < self.margin < 1, "between -1 and 1")
+        _check("max_loss", self.max_loss, 0 <= self.max_loss < 1, "at least 0 and below 1")
         _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
         _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
         _check("rest_s", self.rest_s, self.rest_s > 0, "above 0")
         _check("silence_s", self.silence_s, 0 < self.silence_s <= LATE_S, f"above 0, and at most {LATE_S:g}")
         _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
+
+    @property
+    def against_upstream(self) -> "CanaryConfig":
+        """The configuration of a test against upstream, where a winner may be worse by `max_loss`."""
+        return replace(self, margin=-self.max_loss)
 
 
 def _check(name: str, value: float, right: bool, said: str) -> None:

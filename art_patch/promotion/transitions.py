@@ -53,11 +53,12 @@ def ensure_loaded(engine: EngineClient, name: str) -> None:
 
 
 def promote(
-    ledger: store.Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None
-) -> Policy:
+    ledger: store.Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None,
+    now: float | None = None,
+) -> Policy:  # fmt: skip
     """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed."""
     _prove(ledger, engine, name)
-    policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics)
+    policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics, now=now)
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):
@@ -91,8 +92,19 @@ def give_up(
     """Reject the policy under test, so that the champion answers all sessions; return its name, `None` without one."""
     if (challenger := ledger.challenger()) is None:
         return None
-    reject(ledger, engine, challenger.name, who=who, reason=reason, metrics=metrics)
+    end_test(ledger, engine, challenger.name, who=who, reason=reason, metrics=metrics)
     return challenger.name
+
+
+def end_test(
+    ledger: store.Ledger, engine: EngineClient | None, name: str, *, who: str, reason: str, metrics: JSON | None = None,
+    now: float | None = None,
+) -> Policy:  # fmt: skip
+    """End a policy's test without a promotion as `Ledger.end_test`, and unload what no longer serves."""
+    ended = ledger.end_test(name, who=who, reason=reason, metrics=metrics, now=now)
+    if ended.state == "rejected":
+        _unload(ledger, engine, name)
+    return ended
 
 
 def reject(
@@ -100,6 +112,10 @@ def reject(
 ) -> bool:
     """Reject a policy for good, and unload all but the base model; return whether the engine unloaded it."""
     ledger.move(name, "rejected", who=who, reason=reason, metrics=metrics)
+    return _unload(ledger, engine, name)
+
+
+def _unload(ledger: store.Ledger, engine: EngineClient | None, name: str) -> bool:
     if engine is None or name in wanted(ledger):
         return False
     with suppress(EngineError):  # the route no longer names it, and the next promotion tries to unload it again
@@ -111,10 +127,14 @@ def reject(
 def rollback(ledger: store.Ledger, engine: EngineClient | None, *, who: str, reason: str) -> Policy:
     """Make the previous champion champion again; without an engine (`None`), the next one to run loads it.
 
+    If upstream was the champion before, upstream answers again, and the policy learns on.
+
     Raises:
         StoreError: there is no earlier champion.
         EngineError: a running engine cannot serve the old policy; the champion stays.
     """
+    if (champion := ledger.champion()) is not None and ledger.replaced_upstream(champion.name):
+        return ledger.move(champion.name, "learner", who=who, reason=reason)
     if not (behind := _before(ledger)):
         raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
     # A loaded policy was proven when it was loaded, and its completion would wait behind the bad champion's calls.
@@ -143,9 +163,10 @@ def _before(ledger: store.Ledger) -> list[str]:
 
 
 def wanted(ledger: store.Ledger) -> list[str]:
-    """Return what an engine should load: champion, base (step 0), `KEEP` earlier champions, policy under test."""
+    """Return what an engine should load: champion or learner, base, `KEEP` earlier champions, policy under test."""
     policies = ledger.policies()
-    first = [p.name for p in policies if p.state == "champion"] + [p.name for p in policies if p.step == 0]
+    first = [p.name for p in policies if p.state in ("champion", "learner")]
+    first += [p.name for p in policies if p.step == 0]
     last = [p.name for p in policies if p.state in CHALLENGERS]
     return list(dict.fromkeys(first + _before(ledger)[-KEEP:] + last))
 

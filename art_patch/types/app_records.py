@@ -30,7 +30,7 @@ REPLAY_FROM = "replay_from"
 SpanKind = Literal["span", "agent", "node", "tool", "handoff", "guardrail", "retrieval"]
 Mode = Literal["off", "record", "shadow", "canary", "route"]
 Api = Literal["chat", "completions", "messages", "responses"]
-PolicyState = Literal["candidate", "shadow", "canary", "champion", "retired", "rejected"]
+PolicyState = Literal["candidate", "learner", "shadow", "canary", "champion", "retired", "rejected"]
 
 UPSTREAM = None  # `Call.policy` of an answer that came from the provider the app was written for
 
@@ -133,7 +133,8 @@ class Route:
     """The route: where the app's calls go. Each app reads it from the store twice a second by default."""
 
     mode: Mode | None = None  # the mode for all apps; `None` if each app uses the mode of its own settings
-    champion: str | None = None  # name of the policy that serves; `None` if none does
+    champion: str | None = None  # name of the policy that serves; `None`: upstream answers
+    learner: str | None = None  # the policy that is trained while upstream answers; it gets copies of calls
     base_url: str | None = None  # OpenAI-compatible address of the engine, ending in `/v1`
     # File with the engine's API key; `None` for an engine on this machine that needs no key.
     key_file: str | None = None

@@ -106,7 +106,7 @@ class Policy:
     name: str  # `NAME@STEP`, under which it is served; no other policy ever gets this name
     base: str  # model directory or hub id of the base
     base_sha256: str  # fingerprint of the base (`policies.base_fingerprint`)
-    state: PolicyState  # `candidate`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`MOVES`)
+    state: PolicyState  # `candidate`, `learner`, `shadow`, `canary`, `champion`, `retired` or `rejected` (`MOVES`)
     created_at: float
     path: str | None = None  # adapter directory; `None` for step 0, which is the base model alone
     parent: str | None = None  # name of the policy that the update started from
@@ -130,11 +130,13 @@ class Policy:
 
 MOVES: dict[PolicyState | None, tuple[PolicyState, ...]] = {
     None: ("candidate", "champion"),  # straight to champion only for step 0, the base model
-    "candidate": ("shadow", "canary", "champion", "rejected"),
+    "candidate": ("learner", "shadow", "canary", "champion", "rejected"),
+    "learner": ("canary", "champion", "retired", "rejected"),
     "shadow": ("canary", "champion", "rejected"),
-    "canary": ("canary", "champion", "rejected"),  # to itself: with another share of the sessions
-    "champion": ("retired",),
-    "retired": ("champion", "rejected"),  # to champion: a rollback
+    # To itself: with another share of the sessions. To learner: upstream goes on to answer all.
+    "canary": ("canary", "learner", "champion", "rejected"),
+    "champion": ("retired", "learner"),  # to learner: upstream answers again
+    "retired": ("champion", "learner", "rejected"),  # to champion: a rollback
     "rejected": (),
 }
 

@@ -72,7 +72,7 @@ def test_a_champion_that_is_worse_leaves_the_calls_to_upstream(tmp_path: Path):
     assert decided(store) == "roll back"
     assert store.ledger.route().champion is None
     last = store.ledger.history(limit=1)[0]
-    assert (last["policy"], last["to_state"], last["who"]) == (NEW, "retired", "test")
+    assert (last["policy"], last["to_state"], last["who"]) == (NEW, "learner", "test")
     assert last["reason"].startswith("worse than upstream, which answers from now on: its people's feedback is worse")
     assert last["metrics"]["control"]["signals"]["feedback"]["says"] == "worse"
     # Nothing is left to compare, and nothing is decided twice.

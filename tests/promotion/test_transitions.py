@@ -130,7 +130,7 @@ def test_who_was_promoted_meanwhile_is_not_given_up(store: Store):
         """The ledger as it looked a moment ago."""
 
         challenger = staticmethod(lambda: before)
-        move = store.ledger.move
+        end_test = store.ledger.end_test
 
     before = store.ledger.challenger()
     store.ledger.move("agent@1", "champion", who="somebody", reason="won")

@@ -70,9 +70,10 @@ def promote(
     percent = route.challenger_percent if state == "canary" else None
     if project.answered({"champion": route.champion, "policy": policy, "state": state, "percent": percent}):
         return
+    rival = route.champion or "upstream"
     said = {
-        "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {route.champion} serves",
-        "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {route.champion} all others",
+        "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
+        "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {rival} all others",
     }.get(state or "", f"[b]{policy}[/] serves")
     output.stdout().print(f"{said}; running apps follow within a second")
 
@@ -89,16 +90,17 @@ def rollback(project: ActingProject, reason: Annotated[str, REASON] = "rolled ba
         rejected = promotion.give_up(ledger, None, who=who, reason=reason)
         if rejected is None:
             # A rollback is urgent: an engine that takes longer than a second is not waited for.
-            champion = promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=who, reason=reason)
-        else:
-            champion = ledger.champion()
+            promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=who, reason=reason)
+        elif rejected not in promotion.wanted(ledger):
             _unload(settings, ledger, rejected)
-    serves = champion.name if champion else None
-    if project.answered({"champion": serves, "rejected": rejected}):
+        champion, ended = ledger.champion(), rejected and ledger.policy(rejected)
+    serves = f"[b]{champion.name}[/]" if champion else "upstream"
+    if project.answered({"champion": champion and champion.name, "rejected": rejected}):
         return
-    words = f"[b]{serves}[/] serves again; running apps follow within a second"
-    if rejected is not None:
-        words = f"{rejected} is rejected; [b]{serves}[/] answers every session, in running apps within a second"
+    words = f"{serves} serves again; running apps follow within a second"
+    if ended:
+        its_end = "is rejected" if ended.state == "rejected" else "is trained on"
+        words = f"{rejected} {its_end}; {serves} answers every session, in running apps within a second"
     output.stdout().print(words)
 
 
@@ -122,7 +124,9 @@ def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], proje
     if project.answered({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}):
         return
     rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
-    output.stdout().print(f"{policy} is rejected for good, was {was}; [b]{route.champion}[/] serves; {rest}")
+    output.stdout().print(
+        f"{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}"
+    )
 
 
 @command
@@ -149,7 +153,7 @@ def watch(
 
     A running `art-patch serve` does the same by itself. With `--json` each look at the test is printed as one line.
 
-    Exit codes: 0 promoted, still being tested, or nothing is tested; 4 rejected.
+    Exit codes: 0 promoted, still being tested, learns on beside upstream, or nothing is tested; 4 rejected.
     """
     settings = project.settings()
     opened, stop = open_existing(settings), Event()
@@ -287,21 +291,22 @@ def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
     policy, champion = opened.ledger.policy(name), opened.ledger.champion()
     # The history begins with the newest move, which is the end of the test.
     reason = next((move["reason"] for move in opened.ledger.history() if move["policy"] == name), "no reason was noted")
-    serves = policy is not None and policy.state == "champion"
-    return pipeline.WatchReport("promoted" if serves else "rejected", reason, name, champion.name if champion else None)
+    ended: dict[str, pipeline.WatchOutcome] = {"champion": "promoted", "learner": "learns"}
+    outcome = ended.get(policy.state if policy is not None else "", "rejected")
+    return pipeline.WatchReport(outcome, reason, name, champion.name if champion else None)
 
 
 def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
     if news or whole:
         name = f"[b]{report.challenger}[/] " if report.challenger else ""
-        against = f" against {report.champion}" if report.state else ""
+        against = f" against {report.champion or 'upstream'}" if report.state else ""
         output.stdout().print(f"{name}{report.outcome}{against}: {output.escape(report.reason)}", soft_wrap=True)
     if whole and report.metrics:
         _print_signals(report)
 
 
 def _print_signals(report: pipeline.WatchReport) -> None:
-    columns = (f"{report.challenger}", f"{report.champion}", "compared", "proof of worse", "of better", "")
+    columns = (f"{report.challenger}", report.champion or "upstream", "compared", "proof of worse", "of better", "")
     table = output.Table("", *columns, box=None, pad_edge=False)
     for name in ("calls", "sessions", "failed"):
         shown = (str(report.metrics[arm][name]) for arm in ("challenger", "champion"))

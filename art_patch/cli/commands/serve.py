@@ -75,12 +75,18 @@ def serve(
         str | None, Option("Address that apps on other machines call, such as http://gpu1:8700.")
     ] = None,
     max_body_mib: Annotated[int, Option("Largest request body in MiB.", least=1)] = 16,
+    take_over: Annotated[
+        bool, Option("Let a policy answer every call from now on, although upstream's answers are on record.")
+    ] = False,
 ) -> None:
     """Serve the base model and its policies. Running apps of the project find the server in the store within a second.
 
-    The base becomes the champion NAME@0 if there is no champion yet. The server also watches a canary test. Stop it
-    with Ctrl-C or SIGTERM: running requests are finished, and the apps go to another running server of the project if
-    there is one, else back to their provider.
+    If the store has answers of upstream, upstream goes on to answer. The base NAME@0 gets copies of calls, learns, and
+    serves once the gate and a canary test have proven it. If the store has none, as with a new app, or with
+    `--take-over`, it serves at once.
+
+    The server also watches a canary test. Stop it with Ctrl-C or SIGTERM: running requests are finished, and the apps
+    go to another running server of the project if there is one, else back to their provider.
     """
     from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
@@ -97,28 +103,33 @@ def serve(
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
     opened = store.open_store(settings.store_url, project=settings.project)
-    champion = _newest_champion(opened.ledger)
-    if champion is not None and champion.model != model.name:
+    present = _present(opened.ledger)
+    if present is not None and present.model != model.name:
         raise ConfigError(
-            f"this project serves {champion.model!r}; start with --name {champion.model}, or another --project"
+            f"this project serves {present.model!r}; start with --name {present.model}, or another --project"
         )
     tell_once(opened, settings, "serve", as_json=project.as_json)
     if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
     checkpoint = policies.read_base_model(policies.resolve_model_dir(base))
-    champion = _newest_champion(opened.ledger)  # again: the base may have been downloaded for minutes
-    if champion is not None and champion.base_sha256 != checkpoint.sha256:
+    present = _present(opened.ledger)  # again: the base may have been downloaded for minutes
+    if present is not None and present.base_sha256 != checkpoint.sha256:
         raise ConfigError(
-            f"{champion.name} was trained on {champion.base}, which is not {base}; "
+            f"{present.name} was trained on {present.base}, which is not {base}; "
             "serve that base, or use another --project"
         )
     if choice.vllm is None:
         served = _embedded(model, vllm, extra, checkpoint, settings)
     else:
         served = _vllm(model, vllm, extra, choice, checkpoint, settings)
-    # The base is noted as a policy; it becomes the champion only if there is none.
-    opened.ledger.add_base(served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who)
+    # The base is noted as a policy; it leads only if no other does.
+    opened.ledger.add_base(
+        served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who,
+        upstream_answers=not take_over and opened.read.upstream_answers(),
+    )  # fmt: skip
+    if take_over and opened.ledger.champion() is None and (leads := _present(opened.ledger)) is not None:
+        opened.ledger.move(leads.name, "champion", who=who, reason="taken over by hand, without a proof")
     here: list[str] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
     stop, watchers, watching = Event(), list[Thread](), ExitStack()
@@ -131,11 +142,10 @@ def serve(
         own = serving.EngineClient(url, key, admin_key=own_key)
         watching.callback(own.close)
         watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=who, stop=stop))
-        champion = opened.ledger.champion()
-        serves = champion.name if champion else None
-        kind = "vllm" if choice.vllm else "embedded"
-        facts = {"base_url": here[0], "champion": serves, "models": served.policies(), "engine": kind}
-        if not project.answered(facts):
+        route = opened.ledger.route()
+        serves, kind = route.champion, "vllm" if choice.vllm else "embedded"
+        facts = {"base_url": here[0], "champion": serves, "learner": route.learner}
+        if not project.answered(facts | {"models": served.policies(), "engine": kind}):
             said = f"[b]{serves}[/] serves" if serves else f"{pipeline.why_none_serves(opened)}; the engine is"
             output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
 
@@ -169,10 +179,10 @@ def _names(advertised: str | None) -> list[str]:
     raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
 
 
-def _newest_champion(ledger: store.Ledger) -> Policy | None:
-    """Return the champion, or the last one if it was retired: the project's policies are its base's all the same."""
+def _present(ledger: store.Ledger) -> Policy | None:
+    """Return the policy that leads, or the last champion: the project's policies are its base's all the same."""
     names = ledger.champions()
-    return ledger.policy(names[-1]) if names else None
+    return ledger.leader() or ledger.challenger() or (ledger.policy(names[-1]) if names else None)
 
 
 def _serves(ledger: store.Ledger, name: str) -> str | None:

@@ -75,7 +75,10 @@ class RoutedCall:
             else:
                 runtime.count_not_routed(f"{surface.api}: {why:.100}")
         if self.routed and (
-            target.mode != "route" or target.challenger_state == "shadow" or target.control_percent > 0
+            target.mode != "route"
+            or target.challenger_state == "shadow"
+            or target.champion is None
+            or target.control_percent > 0
         ):
             self._choose(target)
 
@@ -88,7 +91,13 @@ class RoutedCall:
             self.routed = False
         elif target.mode == "canary":
             self.routed = in_share(key, target.canary_percent / 100, "canary")
-        is_in = self.routed and in_share(key, target.control_percent / 100, "control")
+        if target.champion is not None:
+            is_in = self.routed and in_share(key, target.control_percent / 100, "control")
+        else:
+            # Upstream is the champion. Beside a canary its sessions are what the canary is compared with.
+            has_canary = self.routed and target.canary is not None
+            asked = self.runtime.pins.policy(self._identity, self.options.json_data, target)[0] if has_canary else ""
+            is_in, self.routed = has_canary and not asked, bool(asked)
         # A run that the job repeats is no user's session, and an app that asks the engine itself has no upstream.
         if is_in and not _is_replay(self._identity) and not is_engine(self.client, target):
             # No shadow is asked, because its copies are compared with the champion's answers.
@@ -124,6 +133,8 @@ class RoutedCall:
             return None  # no policy serves any more, or the app talks to the engine itself, for example to judge
         # The policy that this run of the agent began with.
         asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
+        if not asked:  # the canary's test has just ended, or the session leaves it with this call
+            return None
         if asked != target.champion:
             target = replace(target, champion=asked)
         if self._attempts:

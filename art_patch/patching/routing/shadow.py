@@ -1,9 +1,10 @@
 """Sends copies of the app's calls to policies in the background, to compare their answers with those that the app got.
 
-In mode `shadow` the champion gets the copies; a policy under test in state `shadow` gets copies in every mode in which
-policies are asked. Each answer is recorded as a `Call` whose `shadow_of` names the original call, in a trajectory of
-its own with origin `shadow`. One background thread sends the copies one at a time, and ends when there are none. Calls
-beyond `shadow_per_minute`, or beyond 32 waiting ones, are skipped and counted.
+In mode `shadow` the champion gets the copies. A policy under test in state `shadow` gets copies in every mode in which
+policies are asked, and so does the learner while upstream answers. Each answer is recorded as a `Call` whose
+`shadow_of` names the original call, in a trajectory of its own with origin `shadow`. One background thread sends the
+copies one at a time, and ends when there are none. Calls beyond `shadow_per_minute`, or beyond 32 waiting ones, are
+skipped and counted.
 """
 
 from __future__ import annotations

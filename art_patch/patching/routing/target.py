@@ -42,7 +42,7 @@ class Target:
     """The engine, policies and mode for calls; immutable, so that a call uses the same values from start to end."""
 
     mode: Mode  # the current mode: that of the store, or the app's own if the store has none
-    champion: str | None
+    champion: str | None  # `None`: upstream is the champion, and answers what no canary does
     base_url: str | None
     api_key: str = field(default=NO_KEY, repr=False)
     timeout_s: float = 30.0
@@ -51,7 +51,8 @@ class Target:
     canary_percent: float = 0.0  # percentage of sessions that the champion answers in mode `canary`
     # When the engine wrote its address to the store; it tells two engines at the same address apart.
     engine_since: float | None = None
-    challenger: str | None = None  # name of the policy under test (canary or shadow), on the same engine
+    # Name of the policy under test (canary or shadow), on the same engine; without one, of the learner, as a shadow.
+    challenger: str | None = None
     challenger_state: Literal["shadow", "canary"] | None = None
     challenger_percent: float = 0.0  # percentage of the sessions answered by policies that go to the canary
     control_percent: float = 0.0  # percentage of the routed sessions that upstream answers
@@ -60,13 +61,14 @@ class Target:
 
     @property
     def serves(self) -> bool:
-        """Whether a champion can be asked: for the app's answers, or in mode `shadow` in the background."""
-        return self.mode in _ASKING and self.champion is not None and self.base_url is not None
+        """Whether a policy can be asked: for the app's answers, or in the background."""
+        asked = self.champion is not None or self.challenger is not None
+        return asked and self.mode in _ASKING and self.base_url is not None
 
     @property
     def routes(self) -> bool:
-        """Whether the champion's answers are given to the app."""
-        return self.mode != "shadow" and self.serves
+        """Whether the answers of the champion, or of a canary, are given to the app."""
+        return self.mode != "shadow" and self.serves and (self.champion is not None or self.canary is not None)
 
     @property
     def canary(self) -> str | None:
@@ -86,8 +88,9 @@ class Target:
 def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | None]:
     """Return the target, and the error if the engine must not be called; that target then asks no policy."""
     key = refused = None
+    challenger = route.challenger or (route.learner if route.champion is None else None)
     try:
-        if route.champion is not None:
+        if route.champion is not None or challenger is not None:
             key = settings.engine_key(route.base_url, route.key_file)
     except ConfigError as error:
         refused = error
@@ -104,11 +107,12 @@ def resolve(settings: Settings, route: Route) -> tuple[Target, ConfigError | Non
         connect_timeout_s=settings.connect_timeout_s,
         canary_percent=settings.canary_percent if route.canary_percent is None else route.canary_percent,
         engine_since=route.engine_since,
-        challenger=route.challenger,
-        challenger_state=route.challenger_state,
+        challenger=challenger,
+        challenger_state=route.challenger_state if route.challenger or not challenger else "shadow",
         challenger_percent=route.challenger_percent or 0.0,
         control_percent=route.control_percent,
-        unknown=REFUSED if refused and mode == "route" else None,
+        # Where upstream is the champion, its answer needs no reason.
+        unknown=REFUSED if refused and mode == "route" and route.champion is not None else None,
     )
     return target, refused
 
@@ -147,7 +151,7 @@ class Pins:
         self._failed: dict[str, int] = {}
 
     def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
-        """Return the policy to ask, and the run's key for `forget`."""
+        """Return the policy to ask (empty: upstream), and the run's key for `forget`."""
         key, begins = run_of(identity, body)
         pinned = None if begins else self._pins.get(key)
         if target.canary is not None and self._has_left(identity, body):
@@ -189,12 +193,14 @@ class Pins:
         return bool(self._failed) and self._failed.get(sticky_key(identity, body), 0) >= _MOST_FAILURES
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
+        if not pinned:  # with upstream, for as long as it is the champion
+            return target.champion is None
         serves = pinned in (target.champion, target.canary)
         return serves or (pinned not in self._left and _is_surpassed(pinned, target.champion or ""))
 
 
 def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
-    """Return the champion, or the canary for its share of the sessions."""
+    """Return the champion, or the canary for its share of the sessions; empty if upstream is the champion."""
     canary = target.canary
     if canary is not None:
         key = f"{canary}:{sticky_key(identity, body)}"

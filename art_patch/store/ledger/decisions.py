@@ -80,6 +80,11 @@ def champion_of(connection: Connection) -> Policy | None:
     return next(iter(policies_where(connection, _P.state == "champion")), None)
 
 
+def learner_of(connection: Connection) -> Policy | None:
+    """Return the policy that is trained while upstream answers; `None` if a champion serves, or none is trained."""
+    return next(iter(policies_where(connection, _P.state == "learner")), None)
+
+
 def challenger_of(connection: Connection) -> Policy | None:
     """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
     return next(iter(policies_where(connection, _P.state.in_(CHALLENGERS))), None)
@@ -102,10 +107,12 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     check_move(name, policy.state, state)
     _check_share(state, percent)
     # Read before anything is written: afterwards this policy may be one of them.
-    champion, challenger = champion_of(connection), challenger_of(connection)
+    champion, challenger, learner = champion_of(connection), challenger_of(connection), learner_of(connection)
     share: dict[str, float | None] = {}
+    if state == "learner" and champion is not None and champion.name != name:
+        raise TransitionError(f"{champion.name} serves, so {name} cannot become the learner, which waits to serve")
     if state in CHALLENGERS:
-        _check_free(name, champion, challenger)
+        _check_free(name, state, champion, challenger)
         before: JSON = (_route_of(connection).get("challenger") or {}) if policy.state == state else {}
         if state == "canary":
             share = {"percent_before": before.get("percent"), "percent": percent}
@@ -113,19 +120,36 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
                 raise TransitionError(f"{name} answers {percent:g} % of the sessions already; nothing to do")
         # A change of the share continues the test, so `since` stays: evidence is counted from there.
         test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", cause.at)}
-        turn_route(connection, {"challenger": test})
+        turn_route(connection, {"challenger": test} | ({"learner": None} if policy.state == "learner" else {}))
     elif state == "champion":
-        turn_route(connection, {"champion": name, "challenger": None})
-    elif policy.state == "champion":
-        turn_route(connection, {"champion": None, "challenger": None})
+        turn_route(connection, {"champion": name, "challenger": None, "learner": None})
+    elif policy.state == "champion" or state == "learner":
+        turn_route(connection, {"champion": None, "challenger": None, "learner": name if state == "learner" else None})
     elif challenger is not None and challenger.name == name:
         turn_route(connection, {"challenger": None})
+    elif policy.state == "learner":
+        turn_route(connection, {"learner": None})
     moved = _put(connection, policy, state, cause, share)
-    if state == "champion" and champion is not None:
-        _put(connection, champion, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
-    if "champion" in (state, policy.state) and challenger is not None and challenger.name != name:
+    for other in (champion, learner) if state in ("champion", "learner") else ():
+        if other is not None and other.name != name:
+            _put(connection, other, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
+    is_over = state in ("champion", "learner") or policy.state == "champion"
+    if is_over and challenger is not None and challenger.name != name:
         _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
+    if state == "rejected" and champion is None and policy.state in ("learner", "canary"):
+        _learn_on(connection, policy, cause)
     return moved
+
+
+def _learn_on(connection: Connection, rejected: Policy, cause: Cause) -> None:
+    """Make the nearest parent of a rejected learner the learner again: upstream answers, and training goes on there."""
+    if learner_of(connection) is not None:
+        return
+    above = None if rejected.parent is None else policy_of(connection, rejected.parent)
+    while above is not None and above.state != "retired":
+        above = None if above.parent is None else policy_of(connection, above.parent)
+    if above is not None:
+        move(connection, above.name, "learner", Cause(cause.who, f"{rejected.name} was rejected", cause.at))
 
 
 def _check_share(state: PolicyState, percent: float | None) -> None:
@@ -135,8 +159,9 @@ def _check_share(state: PolicyState, percent: float | None) -> None:
         raise ConfigError(f"a share of the sessions goes with a canary only, not with {state}")
 
 
-def _check_free(name: str, champion: Policy | None, challenger: Policy | None) -> None:
-    if champion is None:
+def _check_free(name: str, state: PolicyState, champion: Policy | None, challenger: Policy | None) -> None:
+    # A canary may be tested against upstream. What a shadow answers, nobody compares with upstream's answers.
+    if champion is None and state == "shadow":
         raise TransitionError(f"no champion serves that {name} could be tested against; start `art-patch serve`")
     if challenger is not None and challenger.name != name:
         raise TransitionError(

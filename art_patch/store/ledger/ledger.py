@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -20,6 +20,9 @@ from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
 from art_patch.types import JSON, Group, Judgement, Mode, Policy, PolicyState, Route, TrainedRow
+
+LEARNS = "upstream answers; it learns until it has proven itself"
+"""Reason of the move of a base that is served where upstream's answers are on record."""
 
 
 class Ledger(Part):
@@ -96,6 +99,16 @@ class Ledger(Part):
         with self._database.read() as connection:
             return decisions.champion_of(connection)
 
+    def learner(self) -> Policy | None:
+        """Return the policy that is trained while upstream answers; `None` if a champion serves, or none is trained."""
+        with self._database.read() as connection:
+            return decisions.learner_of(connection)
+
+    def leader(self) -> Policy | None:
+        """Return the policy that updates go on from: the champion, or while upstream answers, the learner."""
+        with self._database.read() as connection:
+            return decisions.champion_of(connection) or decisions.learner_of(connection)
+
     def champions(self) -> tuple[str, ...]:
         """Return the names of all champions so far, oldest promotion first; a rollback lists one again."""
         table = tables.promotions
@@ -103,16 +116,35 @@ class Ledger(Part):
             query = select(table.c.policy).where(table.c.to_state == "champion").order_by(table.c.id)
             return tuple(connection.scalars(query))
 
+    def replaced_upstream(self, champion: str) -> bool:
+        """Return whether upstream was the champion when this policy last became champion."""
+        table = tables.promotions.c
+        with self._database.read() as connection:
+            query = select(table.from_state).where(table.policy == champion, table.to_state == "champion")
+            last = connection.scalar(query.order_by(table.id.desc()).limit(1))
+            learned = select(table.id).where(table.policy == champion, table.to_state == "learner")
+            return last == "learner" or (last == "canary" and connection.scalar(learned.limit(1)) is not None)
+
     def challenger(self) -> Policy | None:
         """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
         with self._database.read() as connection:
             return decisions.challenger_of(connection)
 
-    def add_base(self, name: str, base: str, base_sha256: str, *, who: str, now: float | None = None) -> Policy:
+    def add_base(
+        self,
+        name: str,
+        base: str,
+        base_sha256: str,
+        *,
+        who: str,
+        upstream_answers: bool = False,
+        now: float | None = None,
+    ) -> Policy:
         """Store the base model as the policy `name`, which is `NAME@0`, and return that policy.
 
-        It becomes champion if there is none, unless it was retired or rejected before. If the store has the policy
-        already, nothing else changes.
+        If there is neither a champion nor a learner, it becomes champion; with `upstream_answers`, it becomes the
+        learner, since upstream is the champion wherever its answers are on record. A base that was retired or rejected
+        stays so. If the store has the policy already, nothing else changes.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
@@ -120,10 +152,11 @@ class Ledger(Part):
             if policy is None:
                 policy = Policy(name, base=base, base_sha256=base_sha256, state="candidate", created_at=at)
                 decisions.insert_policy(connection, policy, who, "base model")
+            leads = decisions.champion_of(connection) or decisions.learner_of(connection)
             # A base that was retired or rejected does not come back by a restart of the server.
-            if decisions.champion_of(connection) is None and policy.state == "candidate":
-                decisions.move(connection, name, "champion", Cause(who, "first policy served", at))
-                policy = replace(policy, state="champion")
+            if leads is None and policy.state == "candidate":
+                state, why = ("learner", LEARNS) if upstream_answers else ("champion", "first policy served")
+                policy = decisions.move(connection, name, state, Cause(who, why, at))
             return policy
 
     def add_candidate(
@@ -164,9 +197,13 @@ class Ledger(Part):
         """Change the state of a policy, and the route with it, in one transaction.
 
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. If the
-        champion is retired without a successor, calls go upstream. A policy in `shadow` or `canary` is the one under
-        test in the route. If the champion changes during the test, the policy under test is rejected, because the
-        champion it was compared with no longer serves.
+        champion becomes the learner, or is retired without a successor, calls go upstream. A policy in `shadow` or
+        `canary` is the one under test in the route; without a champion, a canary is tested against upstream. If the
+        champion changes during the test, the policy under test is rejected, because the champion it was compared with
+        no longer serves.
+
+        There is one learner, and none while a champion serves: a new one retires the one before. If it is rejected,
+        its nearest parent that was the learner before is the learner again.
 
         If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
         three rejected candidates learned from it, or `dead` if fewer than two of its runs are left; neither is used
@@ -191,6 +228,20 @@ class Ledger(Part):
         with self._deciding() as connection:
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent)
 
+    def end_test(
+        self, name: str, *, who: str, reason: str, metrics: JSON | None = None, now: float | None = None
+    ) -> Policy:
+        """Reject the policy under test; a canary beside upstream learns on, unless another policy learns.
+
+        Raises `TransitionError` if it is not under test any more.
+        """
+        cause = Cause(who, reason, time.time() if now is None else now, metrics or {})
+        with self._deciding() as connection:
+            policy = decisions.policy_of(connection, name)
+            leads = decisions.champion_of(connection) or decisions.learner_of(connection)
+            learns_on = policy is not None and policy.state == "canary" and leads is None
+            return decisions.move(connection, name, "learner" if learns_on else "rejected", cause)
+
     def give_up(self, policy: str) -> None:
         """Continue a rejected candidate no more; its groups are used again, as `move` has it of other candidates.
 
@@ -198,6 +249,15 @@ class Ledger(Part):
         """
         with self._deciding() as connection:
             decisions.give_up(connection, policy)
+
+    def keep_metrics(self, name: str, *, metrics: JSON) -> None:
+        """Add metrics to a policy's, without a change of its state; `StoreError` if there is no such policy."""
+        table = tables.policies
+        with self._deciding() as connection:
+            if (policy := decisions.policy_of(connection, name)) is None:
+                raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+            merged = dict(policy.metrics) | dict(metrics)
+            connection.execute(update(table).where(table.c.name == name).values(metrics=merged))
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
         """Record that a candidate won its gate and waits for a person; `StoreError` if there is no such candidate."""
@@ -267,6 +327,13 @@ class Ledger(Part):
                     decisions.set_control(connection, key, str(value))
             note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
+    def begin_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
+        """Set the share of the control group as `set_control_group`, unless it was ever set."""
+        with self._database.read() as connection:
+            is_set = decisions.control_of(connection, CONTROL_KEY) is not None
+        if not is_set:
+            self.set_control_group(percent, who=who, now=now)
+
     def set_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
         """Set the share of the sessions that stays with upstream, so that policies can be compared with it.
 
@@ -280,7 +347,7 @@ class Ledger(Part):
             raise ConfigError(f"the control group has from 0 to 50 percent of the sessions, not {percent}")
         with self._deciding() as connection:
             shares: list[tuple[float, float]] = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
-            if percent != (shares[-1][1] if shares else 0.0):
+            if not shares or percent != shares[-1][1]:  # a 0 that was set is not begun from by `begin_control_group`
                 decisions.set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
                 note(connection, who, "control group", {"percent": percent}, at)
 

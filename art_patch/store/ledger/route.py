@@ -81,6 +81,7 @@ def route_of(rows: Mapping[str, str]) -> Route:
     return Route(
         mode=rows.get(MODE_KEY),  # pyright: ignore[reportArgumentType] - written by Ledger.set_mode, which checks it
         champion=route.get("champion"),
+        learner=route.get("learner"),
         base_url=route.get("base_url"),
         key_file=route.get("key_file"),
         canary_percent=float(rows[CANARY_KEY]) if CANARY_KEY in rows else None,

@@ -59,6 +59,8 @@ _UNDEFENDED = ("formed", "quarantined")
 _C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
 _E, _P = tables.calls.alias("earlier"), tables.promotions
 
+_IS_REPLAY = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
+
 # Origins of trajectories that the app did not name when it made the calls.
 _UNNAMED = ("single", "stitched")
 
@@ -67,9 +69,17 @@ class Evidence(Part):
     """Queries for the calls and scores of a test, and for what users said about runs."""
 
     def arm_traffic(
-        self, *, challenger: str, champion: str, state: Literal["shadow", "canary"], since: float, limit: int = LIMIT
+        self,
+        *,
+        challenger: str,
+        champion: str | None,
+        state: Literal["shadow", "canary"],
+        since: float,
+        limit: int = LIMIT,
     ) -> ArmTraffic:
         """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
+
+        Without a `champion`, the canary is tested against upstream: the calls of its sessions are the champion's.
 
         `shadow` reads the copies that the policy under test answered and the app's calls that they copy; `canary` reads
         the app's own calls that either policy answered. `since` is when the policy came into this state. `limit` is of
@@ -77,7 +87,9 @@ class Evidence(Part):
         """
         with self._database.read() as connection:
             if state == "canary":
-                mine = or_(_C.c.policy.in_((challenger, champion)), _C.c.fallback.is_not(None))
+                mine = or_(_C.c.policy.in_((challenger, champion or challenger)), _C.c.fallback.is_not(None))
+                if champion is None:  # upstream answers no run that the job repeats
+                    mine = and_(or_(mine, _C.c.in_control_group), ~_IS_REPLAY)
                 is_old = exists().where(_E.c.trajectory_id == _C.c.trajectory_id, _E.c.started_at < since)
                 query = _calls().where(_C.c.started_at >= since, _C.c.shadow_of.is_(None), mine, ~is_old.correlate(_C))
                 rows = connection.execute(query.order_by(_C.c.started_at).limit(limit)).all()
@@ -111,8 +123,7 @@ class Evidence(Part):
             is_old = select(_E.c.trajectory_id).where(_E.c.started_at < first)
             out = {key for (key,) in rows_in(connection, is_old, _E.c.trajectory_id, sorted({row[1] for row in rows}))}
             # Runs that the job repeats are no sessions of users, and are never in the control group.
-            is_replay = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
-            out.update(connection.scalars(select(_T.c.id).where(_T.c.last_call_at >= first, is_replay)))
+            out.update(connection.scalars(select(_T.c.id).where(_T.c.last_call_at >= first, _IS_REPLAY)))
             kept = [row for row in rows if row.trajectory_id not in out]
             calls = [_control_call(row, champion, session) for row, session in zip(kept, _sessions(kept), strict=True)]
             return _traffic(connection, calls, _champions_shares(connection, first), first == promoted)
@@ -252,10 +263,12 @@ def _sessions(rows: Sequence[Row[Any]]) -> list[str]:
     ]
 
 
-def _call(row: Row[Any], challenger: str, champion: str, session: str) -> ArmCall:
+def _call(row: Row[Any], challenger: str, champion: str | None, session: str) -> ArmCall:
     reason: str | None = row.fallback if row.policy is None else None
     fell_back = reason is not None
-    asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion
+    if champion is None and reason is None and row.in_control_group:
+        return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
+    asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion or ""
     why = (reason or "").removeprefix(f"{challenger}: ")
     # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
     down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)

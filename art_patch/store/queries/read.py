@@ -175,6 +175,12 @@ class Reader(Part):
         with self._database.read() as connection:
             return connection.scalar(query) or 0
 
+    def upstream_answers(self) -> bool:
+        """Return whether an answer of upstream is on record, to a call of an app or in an imported run."""
+        found = select(_C.id).where(_C.policy.is_(None), _C.status == "ok", _C.shadow_of.is_(None))
+        with self._database.read() as connection:
+            return connection.scalar(found.limit(1)) is not None
+
     def apps(self, *, since: float) -> tuple[AppReport, ...]:
         """Return the newest report of each app process that has reported since `since`, newest first."""
         columns, at = tables.columns_of(tables.apps, AppReport), tables.apps.c.at

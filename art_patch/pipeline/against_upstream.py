@@ -1,0 +1,66 @@
+"""Compares the learner with upstream's recorded answers, and begins its canary test once it is as good.
+
+Where upstream's answers are on record, upstream is the champion: a base that `art-patch serve` starts is the learner.
+It answers nobody. Each cycle trains a candidate from it, and a candidate that is better becomes the learner. Then this
+comparison, on held-out prompts that upstream answered, says whether it may be tested on the app's sessions: it must be
+proven to be worse by at most `CanaryConfig.max_loss`.
+
+A learner is compared again only if that may tell something new: upstream's model has changed since, or there are as
+many more prompts as the last comparison lacked.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from art_patch.pipeline import promote_policy
+from art_patch.pipeline.cycle_run import Cycle, CycleReport
+from art_patch.pipeline.gate_run import held_out_for, run_gate
+from art_patch.pipeline.score_groups import ask_first
+from art_patch.types import Policy
+
+KEY = "upstream_gate"
+"""Name of this comparison in a policy's metrics and in the cycle's report."""
+
+MOST_SCENARIOS = 400  # a learner that needs more prompts than this waits for updates to make it better
+
+FAR_BELOW = 0.2
+"""A learner that scores this much less than upstream had better imitate its answers first."""
+
+
+def compare_learner(run: Cycle, learner: Policy) -> CycleReport | None:
+    """Compare the learner with upstream, and test it as a canary if it is as good; `None` if there is nothing new."""
+    last: dict[str, Any] = learner.metrics.get(KEY) or {}
+    if (most := _scenarios_to_ask(run, last)) is None:
+        return None
+    config = replace(run.config.gate, margin=-run.config.canary.max_loss, max_scenarios=most)
+    turns = held_out_for(run, config, seed=learner.step, of_upstream=True).turns
+    here = len({turn.scenario_key for turn in turns})
+    if here < (most if "more_needed" in last else config.min_scenarios):
+        return None
+    ask_first(run, run.gate_judge)
+    verdict = run_gate(run, learner, None, config)
+    # Users who are too few for the gate are no obstacle to a canary, which compares sessions.
+    passed = verdict.promote or verdict.needs_canary
+    reason = f"against upstream, it {verdict.reason}"
+    metrics = {KEY: dict(verdict.metrics) | {"passed": passed, "reason": verdict.reason, "at": run.now}}
+    ledger = run.store.ledger
+    if (decided := promote_policy.decided_elsewhere(run, learner.name, tested_as="learner")) is not None:
+        return decided
+    if passed and run.config.promotion != "approve":
+        return promote_policy.begin_canary(run, learner, reason, metrics, None)
+    ledger.keep_metrics(learner.name, metrics=metrics)
+    if passed:
+        return promote_policy.waits_for_approval(run, learner, reason)
+    if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
+        reason += "; far below, so consider `--imitate-from upstream` first, which asks no judge"
+    return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
+
+
+def _scenarios_to_ask(run: Cycle, last: dict[str, Any]) -> int | None:
+    """Return how many scenarios the next comparison asks, after the `last` one; `None` if it would tell nothing new."""
+    if not last or last["at"] < (run.store.evidence.upstream_since() or 0.0):
+        return run.config.gate.max_scenarios
+    more, asked = last.get("more_needed"), last.get("scenarios", 0)
+    if last["passed"] or not more or asked + more > MOST_SCENARIOS:
+        return None
+    return asked + more
