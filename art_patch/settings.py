@@ -97,8 +97,7 @@ class Settings(BaseModel):
     """Rubric for the gate: a file, or the text itself. Default: `rubric`."""
 
     canary_hours: float = Field(default=168.0, gt=0)
-    """Hours that a canary test may take. If the test has no verdict after this time, the policy is rejected; after a
-    day, already if the traffic cannot give one within this time."""
+    """Hours that a canary test may take; without a verdict by then, it ends without a promotion."""
 
     canary_rest_s: float = Field(default=60.0, gt=0)
     """Seconds without a call after which a session has ended. Then its value for the canary test is made; what it does
@@ -116,8 +115,11 @@ class Settings(BaseModel):
     """Sessions that the canary and the champion each need before the canary may be promoted."""
 
     canary_margin: float = Field(default=0.0, gt=-1, lt=1)
-    """How much better the canary's rewards or feedback must be, on a scale from 0 to 1. They are compared with the
-    champion's. With a negative margin the canary may be worse than the champion by up to that much."""
+    """How much better than the champion's the canary's rewards or feedback must be, on a scale from 0 to 1. With a
+    negative margin the canary may be worse than the champion by up to that much."""
+
+    max_loss: Annotated[float, Option(env=True)] = Field(default=0.05, ge=0, lt=1)
+    """How much worse than upstream a policy may be that takes its place, on a scale from 0 to 1."""
 
     canary_latency_ratio: float = Field(default=1.5, ge=1)
     """A canary that is this many times slower than the champion is rejected."""

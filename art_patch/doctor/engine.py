@@ -37,7 +37,8 @@ def mode(own: str, source: str, route: Route) -> Finding:
 
 def champion(route: Route) -> Finding:
     """Report the name of the champion, the policy that serves, or that there is none yet."""
-    return Finding("champion", "ok", route.champion or "none yet: calls go upstream and are recorded")
+    learns = f"upstream; {route.learner} learns" if route.learner else "none yet: calls go upstream and are recorded"
+    return Finding("champion", "ok", route.champion or learns)
 
 
 def base(model: str | None, check: Callable[[str], None]) -> Finding | None:
@@ -59,8 +60,10 @@ def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
     """Check that the engine (`base_url`, else the route's) answers, and serves the champion and the tested policy."""
     address = base_url or route.base_url
     if address is None:
-        if route.champion is None:
+        if route.champion is None and route.learner is None and route.challenger is None:
             return Finding("engine", "ok", "none is running, and none is needed yet")
+        if route.champion is None:
+            return Finding("engine", "warn", "none is running: upstream answers, and nothing is learned", START)
         return Finding("engine", "warn", f"none is running: calls for {route.champion} go upstream", START)
     try:
         client = connect(address, route.key_file)

@@ -16,7 +16,8 @@ from art_patch.pipeline import promote_policy
 from art_patch.pipeline.cycle_run import Cycle, CycleReport
 from art_patch.pipeline.gate_run import held_out_for, run_gate
 from art_patch.pipeline.score_groups import ask_first
-from art_patch.types import Policy
+from art_patch.store import Store
+from art_patch.types import JSON, Policy
 
 KEY = "upstream_gate"
 """Name of this comparison in a policy's metrics and in the cycle's report."""
@@ -54,6 +55,36 @@ def compare_learner(run: Cycle, learner: Policy) -> CycleReport | None:
     if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
         reason += "; far below, so consider `--imitate-from upstream` first, which asks no judge"
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
+
+
+def standing(store: Store, *, min_scenarios: int) -> JSON | None:
+    """Return how far the learner is from a test beside upstream, for people; `None` if no policy learns.
+
+    `scenarios` are held-out scenarios on record, of which the first comparison needs `min_scenarios`.
+    """
+    if (learner := store.ledger.learner()) is None:
+        return None
+    last: dict[str, Any] = learner.metrics.get(KEY) or {}
+    known = {name: last[name] for name in ("candidate", "champion", "more_needed", "passed", "at") if name in last}
+    scenarios = len(store.read.group_ids(state="formed", held_out=True))
+    return {"policy": learner.name, "scenarios": scenarios, "min_scenarios": min_scenarios} | known
+
+
+def what_is_missing(standing: JSON) -> str:
+    """Return `standing` in words."""
+    if "at" not in standing:
+        here, least = standing["scenarios"], standing["min_scenarios"]
+        if here < least:
+            return f"not compared with upstream yet: {here} of {least} held-out scenarios are there"
+        return "not compared with upstream yet; the next `art-patch retrain` does"
+    scores = ""
+    if "candidate" in standing:
+        scores = f"{standing['candidate']:.3f} against upstream's {standing['champion']:.3f}; "
+    if standing["passed"]:
+        return f"{scores}as good by the judge, and not proven on the app's sessions; updates go on"
+    if more := standing.get("more_needed"):
+        return f"{scores}not proven; as it looks, {more} more held-out scenarios or a better policy would show it"
+    return f"{scores}a better policy is needed"
 
 
 def _scenarios_to_ask(run: Cycle, last: dict[str, Any]) -> int | None:

@@ -188,6 +188,7 @@ def canary_config(settings: Settings) -> promotion.CanaryConfig:
         min_sessions=settings.canary_sessions,
         max_hours=settings.canary_hours,
         margin=settings.canary_margin,
+        max_loss=settings.max_loss,
         latency_ratio=settings.canary_latency_ratio,
         rest_s=settings.canary_rest_s,
         silence_s=settings.canary_silence_s,

@@ -100,6 +100,7 @@ def retrain(
     suite: Suite,
     promotion: Annotated[str | None, setting("promotion")] = None,
     canary_percent: Annotated[float | None, setting("canary_percent")] = None,
+    max_loss: Annotated[float | None, setting("max_loss")] = None,
     project: ActingProject,
 ) -> None:
     """Run one cycle: group, score, train, gate, promote. While a policy is under test, only continue that test.
@@ -111,10 +112,10 @@ def retrain(
     one; 6 the engine is down; 7 the judge failed; 8 the store cannot be used; 13 the update failed. The docs list all
     codes. A failed cycle never changes which policy serves.
     """
+    own = {"promotion": promotion, "canary_percent": canary_percent, "max_loss": max_loss}
     settings = project.settings(
-        **judging.as_settings(), **suite.as_settings(), promotion=promotion, canary_percent=canary_percent,
-        imitate_models=imitate_models,
-    )  # fmt: skip
+        **judging.as_settings(), **suite.as_settings(), **own, imitate_models=imitate_models
+    )
     # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
     scale = "none" if loss.name == "dr_grpo" else "batch"
     train = replace(train, loss=loss, advantage_scale=scale, imitate_models=settings.imitate_models)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from art_patch import doctor as examinations
-from art_patch import rewards, serving, store, trackers, types
+from art_patch import pipeline, rewards, serving, store, trackers, types
 from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project
@@ -58,6 +58,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "control_percent": route.control_percent,
         "upstream_change": change._asdict() if change and change.at >= now - store.CONTROL_S else None,
         "champion": champion.name if champion else None,
+        "learner": pipeline.standing(opened, min_scenarios=settings.gate_scenarios),
         "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
         "engine": _engine(settings, route.base_url, route.key_file),
         "recorded": opened.read.counts(),
@@ -153,7 +154,7 @@ def _print_status(facts: dict[str, Any]) -> None:
         ("project", facts["project"]),
         ("store", facts["store"]),
         ("mode", mode),
-        ("champion", f"[b]{facts['champion']}[/]" if facts["champion"] else "none: calls go upstream"),
+        ("champion", f"[b]{facts['champion']}[/]" if facts["champion"] else _no_champion(facts)),
         ("engine", f"{engine['base_url']} {health}" if engine["base_url"] else "none running; start `art-patch serve`"),
         ("calls", f"{recorded['calls']} ({served}, {recorded['calls_not_ok']} not ok{last})"),
         ("trainable", f"{recorded['calls_trainable']} calls"),
@@ -162,6 +163,8 @@ def _print_status(facts: dict[str, Any]) -> None:
     ]
     if (tested := facts["challenger"]) is not None:
         rows.insert(4, ("challenger", _tested(tested, now)))
+    if (learner := facts["learner"]) is not None:
+        rows.insert(4, ("learner", f"[b]{learner['policy']}[/] {pipeline.what_is_missing(learner)}"))
     if facts["control_percent"]:
         rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream"))
     if (change := facts["upstream_change"]) is not None:
@@ -193,6 +196,12 @@ def _print_status(facts: dict[str, Any]) -> None:
             moves.add_row(at, *(output.cell(move[key]) for key in ("policy", "to_state", "who", "reason")))
         console.print()
         console.print(moves)
+
+
+def _no_champion(facts: dict[str, Any]) -> str:
+    if facts["learner"] is not None:
+        return "learning, upstream answers"
+    return "upstream, beside the canary" if facts["challenger"] is not None else "none: calls go upstream"
 
 
 def _tested(challenger: dict[str, Any], now: float) -> str:
