@@ -51,13 +51,11 @@ class Settings(BaseModel):
     """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
     none. `canary`: the champion answers a share of the sessions, upstream the others. `shadow`: upstream answers, and
     the champion gets copies of the calls in the background. `record`: upstream answers, and the calls are recorded.
-    `off`: art_patch does nothing. A mode that `art-patch mode` wrote to the store overrules this setting in running
-    apps."""
+    `off`: art_patch does nothing. A mode that `art-patch mode` wrote to the store wins over it in running apps."""
 
     match: Annotated[Match, Option(env=True)] = None
     """Models whose calls are routed and recorded: a glob such as `gpt-*`, or re:EXPRESSION. In Python it may also be a
-    compiled expression, or a function of the request's body. All other calls pass as if `patch()` had not been
-    called."""
+    compiled expression, or a function of the request's body. All other calls pass untouched and unrecorded."""
 
     sample_rate: Annotated[float, Option(env=True)] = Field(default=1.0, ge=0, le=1)
     """Share of trajectories to record, from 0 to 1, each whole or not at all: a hash of its id decides."""
@@ -135,8 +133,7 @@ class Settings(BaseModel):
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
-    """File with the engine's key, mode 600, for apps on other machines. Default: `engine.key` in the project's
-    directory, where `art-patch serve` keeps a copy of its key."""
+    """File with the engine's key, mode 600, for apps on other machines. Default: `serve`'s own copy of it."""
 
     engines: tuple[str, ...] = ()
     """Addresses that may be engines, such as `http://10.0.0.7:8700/v1`, separated by commas in the variable. Default:
@@ -175,9 +172,8 @@ class Settings(BaseModel):
     """Memory for recorded calls that are not in the spool yet, in MiB. Calls beyond it are dropped and counted."""
 
     spool_mib: int = Field(default=1024, ge=0)
-    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them.
-    What a process leaves there, the next process or command takes over. 0: no spool; then calls wait in memory, and
-    an app that is killed loses those of the last `flush_interval_s`, and all of its first second."""
+    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them. What a process
+    leaves there, another takes over. 0: none; an app that is killed loses the calls of the last `flush_interval_s`."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
     """Seconds that the writer collects calls before it writes a batch."""
