@@ -172,7 +172,7 @@ class Settings(BaseModel):
     """Memory for recorded calls that are not in the spool yet, in MiB. Calls beyond it are dropped and counted."""
 
     spool_mib: int = Field(default=1024, ge=0)
-    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them. What a process
+    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them. What one
     leaves there, another takes over. 0: none; an app that is killed loses the calls of the last `flush_interval_s`."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
