@@ -8,7 +8,7 @@ process that decides later changes nothing, and reports that another one has dec
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, Literal
 
@@ -202,6 +202,10 @@ def control_once(
         rest_s=config.rest_s, silence_s=config.silence_s,
     )  # fmt: skip
     verdict = promotion.decide_control(evidence, begin=traffic.shares[0][0], config=config)
+    notices = promotion.notices(evidence, now=at)
+    verdict = replace(verdict, metrics={**verdict.metrics, "days_to_notice": notices})
+    look = {"at": at, "policy": route.champion, "says": verdict.reason, **verdict.metrics}
+    store.ledger.keep_control_look(look)
     if verdict.action == "roll back":
         reason = f"worse than upstream, which answers from now on: {verdict.reason}"
         metrics = {"control": verdict.metrics}

@@ -8,10 +8,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import pytest
+
 from art_patch._lib.ids import new_id
 from art_patch.errors import EngineError
 from art_patch.pipeline import control_once, promote_policy, watch
-from art_patch.promotion import CanaryConfig
+from art_patch.promotion import CanaryConfig, look_in_words
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
 
@@ -106,6 +108,28 @@ def test_a_champion_that_is_worse_than_upstreams_later_model_is_retired(tmp_path
     record(store, since=1_000.0 + DAY, days=4, right=0.5, model="m-2")
     assert decided(store) == "roll back"
     assert store.ledger.history(limit=1)[0]["metrics"]["control"]["begin"] > 1_000.0 + DAY
+    store.close()
+
+
+def test_people_see_what_the_newest_look_found_and_how_soon_it_would_notice_a_loss(tmp_path: Path):
+    store = project(tmp_path, control=20, since=1_000.0)
+    assert store.ledger.control_look() is None
+    record(store, since=1_000.0, days=5, right=0.9)
+    decided(store)
+    look = store.ledger.control_look()
+    assert look is not None
+    assert (look["policy"], look["at"], look["begin"]) == (NEW, 1_000.0 + 5 * DAY, 1_000.0)
+    # By theory, four times the sessions for half the loss.
+    soon = look["days_to_notice"]
+    assert soon["0.1"] == pytest.approx(4 * soon["0.2"])
+    assert 1 < soon["0.2"] < 6
+    words = look_in_words(look)
+    assert words.startswith("since 1970-01-01, ")
+    assert "; feedback " in words
+    assert "; not proven worse than upstream; a loss of 0.1 in about " in words
+    # Another champion has not been looked at yet.
+    store.ledger.move(OLD, "champion", who="test", reason="back")
+    assert store.ledger.control_look() is None
     store.close()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import formats, gate, insights, pipeline, rewards, trackers
+from art_patch import formats, gate, insights, pipeline, promotion, rewards, trackers
 from art_patch.cli import options, output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
@@ -66,10 +66,14 @@ def report(
     until = time.time()
     with project.opened() as (settings, opened):
         used = opened.reports.usage(since=until - days * _DAY_S, until=until)
+        look = opened.ledger.control_look()
     made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, max_loss=max_loss)
+    if look is not None:
+        made = replace(made, reasons=(*made.reasons, f"the control group, {promotion.look_in_words(look)}"))
+    facts = {"project": settings.project, "days": days, "control_look": look}
     if markdown:
         typer.echo(report_view.as_markdown(made, settings.project), nl=False)
-    elif not project.answered({"project": settings.project, "days": days, **report_view.as_facts(made)}):
+    elif not project.answered(facts | report_view.as_facts(made)):
         report_view.show(made, settings.project, output.stdout())
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from art_patch import doctor as examinations
-from art_patch import pipeline, rewards, serving, store, trackers, types
+from art_patch import pipeline, promotion, rewards, serving, store, trackers, types
 from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project
@@ -57,6 +57,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "control_percent": route.control_percent,
         "upstream_change": change._asdict() if change and change.at >= now - store.CONTROL_S else None,
+        "control_look": opened.ledger.control_look() if route.control_percent else None,
         "champion": champion.name if champion else None,
         "learner": pipeline.standing(opened, min_scenarios=settings.gate_scenarios),
         "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
@@ -166,7 +167,9 @@ def _print_status(facts: dict[str, Any]) -> None:
     if (learner := facts["learner"]) is not None:
         rows.insert(4, ("learner", f"[b]{learner['policy']}[/] {pipeline.what_is_missing(learner)}"))
     if facts["control_percent"]:
-        rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream"))
+        look = facts["control_look"]
+        told = promotion.look_in_words(look) if look else "not compared yet"
+        rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream; {told}"))
     if (change := facts["upstream_change"]) is not None:
         said = output.changed(types.UpstreamChange(**change))
         rows.append(("upstream", output.escape(f"{said}; earlier evidence is not used")))

@@ -351,6 +351,18 @@ class Ledger(Part):
                 decisions.set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
                 note(connection, who, "control group", {"percent": percent}, at)
 
+    def keep_control_look(self, look: JSON) -> None:
+        """Keep what the newest comparison of the champion with the control group found, for people."""
+        with self._deciding() as connection:
+            decisions.set_control(connection, "control_look", json.dumps(look))
+
+    def control_look(self) -> JSON | None:
+        """Return the newest comparison of the present champion with the control group; `None` if there is none."""
+        with self._database.read() as connection:
+            look = json.loads(decisions.control_of(connection, "control_look") or "null")
+            champion = decisions.champion_of(connection)
+        return look if look is not None and champion is not None and look["policy"] == champion.name else None
+
     @contextmanager
     def _deciding(self) -> Generator[Connection]:
         with self._database.write(durable=True) as connection:
