@@ -53,8 +53,21 @@ def compare_learner(run: Cycle, learner: Policy) -> CycleReport | None:
     if passed:
         return promote_policy.waits_for_approval(run, learner, reason)
     if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
-        reason += "; far below, so consider `--imitate-from upstream` first, which asks no judge"
+        reason += f"; far below: {_imitation(run, learner)}"
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
+
+
+def _imitation(run: Cycle, learner: Policy) -> str:
+    """Return what it would take to learn from upstream's answers first."""
+    recorded = run.store.read.counts()
+    answers = recorded["calls"] - recorded["calls_by_policy"]
+    trained: JSON = learner.metrics.get("train", {})
+    took_s, rows = trained.get("took_s"), trained.get("trained_rows")
+    cost = f", about {took_s / rows * answers / 60:,.0f} minutes of training" if took_s and rows else ""
+    return (
+        "`art-patch retrain --imitate-from 0.8` first imitates upstream's answers in runs with such a reward; "
+        f"{answers} answers are on record{cost}, and no judge is asked for it"
+    )
 
 
 def standing(store: Store, *, min_scenarios: int) -> JSON | None:

@@ -41,14 +41,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def held_out(store: Store, count: int, *, policy: str | None = None, said: str = "fair", first: int = 0) -> None:
+def held_out(
+    store: Store, count: int, *, policy: str | None = None, said: str = "fair", first: int = 0, at: float = 1.0
+) -> None:
     """Held-out scenarios of one run each."""
     for n in range(first, first + count):
         key = new_id()
         only = Choice(0, {"role": "assistant", "content": f"{said} answer to q{n}"}, "stop")
         prompt = ({"role": "user", "content": f"q{n}"},)
-        call = Call(new_id(), key, 1.0, "m", prompt, (only,), policy=policy, untrainable="answered by upstream")
-        info = TrajectoryInfo(key, 1.0, "explicit")
+        call = Call(new_id(), key, at, "m", prompt, (only,), policy=policy, untrainable="answered by upstream")
+        info = TrajectoryInfo(key, at, "explicit")
         store.write([info, call])
         group = Group(new_id(), f"task:q{n}", "single", (Trajectory(info, (call,)),), held_out=True)
         store.ledger.add_groups([group])
@@ -88,7 +90,8 @@ def test_one_that_is_worse_learns_on_and_is_not_compared_again(store: Store):
     assert report is not None
     assert (report.outcome, report.champion) == ("learns", None)
     assert "upstream answers; against upstream, it scores 0.100 against 0.500" in report.reason
-    assert "--imitate-from upstream" in report.reason
+    assert "far below: `art-patch retrain --imitate-from 0.8` first imitates upstream's answers" in report.reason
+    assert "12 answers are on record" in report.reason
     assert store.ledger.route().learner == LEARNER
     held_out(store, 12, first=12)
     assert compared(store, "good") is None
@@ -133,8 +136,10 @@ def test_a_person_may_decide(store: Store):
 # --- the canary beside upstream, and what comes after ---
 
 
-def sessions(store: Store, *, since: float, hours: float, right: float, kept: float, policy: str = LEARNER) -> None:
-    """Sessions of one call; upstream, which has `kept` of them, is right four times in five."""
+def sessions(
+    store: Store, *, since: float, hours: float, right: float, kept: float, theirs: float = 0.8, model: str = "m-1"
+) -> None:
+    """Sessions of one call; upstream has `kept` of them, and a model of it answers."""
     rng, records = random.Random(1), list[Any]()
     count = int(hours * 60)
     for number in range(count):
@@ -144,10 +149,11 @@ def sessions(store: Store, *, since: float, hours: float, right: float, kept: fl
             TrajectoryInfo(run, at, session_id=f"visit {run}"),
             Call(
                 id=new_id(), trajectory_id=run, started_at=at, requested_model="m", choices=(only,),
-                messages=({"role": "user", "content": "how many?"},), policy=None if is_kept else policy,
+                messages=({"role": "user", "content": "how many?"},), policy=None if is_kept else LEARNER,
                 duration_ms=100.0, completion_tokens=4, in_control_group=is_kept,
+                answered_by=model if is_kept else None,
             ),
-            Score(new_id(), run, "reward", float(rng.random() < (0.8 if is_kept else right)), "user", at + 5),
+            Score(new_id(), run, "reward", float(rng.random() < (theirs if is_kept else right)), "user", at + 5),
         ]  # fmt: skip
     store.write(records)
 
@@ -179,6 +185,33 @@ def test_a_canary_that_is_better_than_upstream_serves_and_the_control_group_begi
     assert (route.champion, route.challenger, route.control_percent) == (LEARNER, None, 5.0)
     # Both sides are measured on the sessions that were assigned to them.
     assert report.metrics["champion"]["sessions"] + report.metrics["challenger"]["sessions"] == 1_800
+
+
+def test_a_canary_is_not_compared_with_a_model_that_upstream_no_longer_has(store: Store):
+    store.ledger.move(LEARNER, "canary", who="test", reason="as good", percent=50, now=1_000.0)
+    sessions(store, since=1_000.0, hours=30, right=0.7, kept=0.5, theirs=0.4)
+    # The later model is better than the canary.
+    sessions(store, since=1_000.0 + 31 * HOUR, hours=10, right=0.7, kept=0.5, theirs=0.95, model="m-2")
+    engine: Any = Engine()
+    report = watch_once(store, engine, CONFIG.canary, who="watcher", now=1_000.0 + 42 * HOUR)
+    assert report.outcome == "learns", report.reason
+    assert report.metrics["champion"]["sessions"] + report.metrics["challenger"]["sessions"] < 700
+
+
+def test_a_comparison_is_made_again_with_prompts_that_upstreams_later_model_answered(store: Store):
+    held_out(store, 12)
+    assert (first := compared(store, "bad")) is not None
+    assert first.outcome == "learns"
+    run = new_id()
+    for at, model in ((8.0, "m-1"), (20.0, "m-2")):
+        only = Choice(0, {"role": "assistant", "content": "fair"}, "stop")
+        asked = ({"role": "user", "content": "x"},)
+        store.write([TrajectoryInfo(run, at), Call(new_id(), run, at, "m", asked, (only,), answered_by=model)])
+    # What the earlier model answered is no measure any more.
+    assert compared(store, "good") is None
+    held_out(store, 12, first=20, at=21.0)
+    assert (second := compared(store, "good")) is not None
+    assert (second.outcome, second.metrics[KEY]["scenarios"]) == ("canary", 12)
 
 
 def test_an_operators_share_of_the_control_group_stays(store: Store):

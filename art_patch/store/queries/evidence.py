@@ -79,14 +79,18 @@ class Evidence(Part):
     ) -> ArmTraffic:
         """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
 
-        Without a `champion`, the canary is tested against upstream: the calls of its sessions are the champion's.
+        Without a `champion`, the canary is tested against upstream, since it has answered with today's models: the
+        calls of its sessions are the champion's.
 
         `shadow` reads the copies that the policy under test answered and the app's calls that they copy; `canary` reads
         the app's own calls that either policy answered. `since` is when the policy came into this state. `limit` is of
         both policies together in `canary`, of copies in `shadow`, oldest first.
         """
         with self._database.read() as connection:
+            shares = _shares(connection, challenger, since) if state == "canary" else ()
             if state == "canary":
+                if champion is None and (change := newest_change(connection, until=None)) is not None:
+                    since = max(since, change.at)
                 mine = or_(_C.c.policy.in_((challenger, champion or challenger)), _C.c.fallback.is_not(None))
                 if champion is None:  # upstream answers no run that the job repeats
                     mine = and_(or_(mine, _C.c.in_control_group), ~_IS_REPLAY)
@@ -98,7 +102,6 @@ class Evidence(Part):
             calls = [
                 _call(row, challenger, champion, session) for row, session in zip(rows, _sessions(rows), strict=True)
             ]
-            shares = _shares(connection, challenger, since) if state == "canary" else ()
             return _traffic(connection, calls, shares, len(rows) < limit)
 
     def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> ArmTraffic:
