@@ -65,8 +65,8 @@ def _imitation(run: Cycle, learner: Policy) -> str:
     took_s, rows = trained.get("took_s"), trained.get("trained_rows")
     cost = f", about {took_s / rows * answers / 60:,.0f} minutes of training" if took_s and rows else ""
     return (
-        "`art-patch retrain --imitate-from 0.8` first imitates upstream's answers in runs with such a reward; "
-        f"{answers} answers are on record{cost}, and no judge is asked for it"
+        "`art-patch retrain --imitate-from 0.8` first imitates upstream's answers in runs with such a reward, if "
+        f"`--imitate-models` allows it; {answers} answers are on record{cost}, and no judge is asked for it"
     )
 
 

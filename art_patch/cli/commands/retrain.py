@@ -113,9 +113,7 @@ def retrain(
     codes. A failed cycle never changes which policy serves.
     """
     own = {"promotion": promotion, "canary_percent": canary_percent, "max_loss": max_loss}
-    settings = project.settings(
-        **judging.as_settings(), **suite.as_settings(), **own, imitate_models=imitate_models
-    )
+    settings = project.settings(**judging.as_settings(), **suite.as_settings(), **own, imitate_models=imitate_models)
     # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
     scale = "none" if loss.name == "dr_grpo" else "batch"
     train = replace(train, loss=loss, advantage_scale=scale, imitate_models=settings.imitate_models)
