@@ -1,13 +1,25 @@
-"""How soon a control group notices that the champion is worse than upstream, and how often it is wrong.
+"""What users lose while a policy replaces their provider, and how soon a control group notices that it is worse.
 
 ::
 
-    python tests/benchmarks/incumbent.py [--json] [--draws 20] [--large]
+    python tests/benchmarks/incumbent.py [--json] [--only control loop never take_over] [--draws 20] [--large]
+                                            [--seeds 1 2 3 4 5] [--home DIRECTORY]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
-targets that were not met. Minutes on two cores; `--large` adds 5,000 sessions a day and takes an hour.
+targets that were not met. `control` takes minutes on two cores; `--large` adds 5,000 sessions a day and takes an hour.
+`loop` takes about ten minutes for each seed. Models, stores and logs are kept in `--home`.
 
-Each draw is the traffic of a champion and its control group as the store would hand it over, decided by
+The parts with real processes, see `incumbent_loop.py`:
+
+- `loop`: a bot on a provider that is right 91 times in 100, from before `art-patch serve` until 500 sessions after the
+  promotion. `worst_window`: true success minus the provider's on the same sessions, mean of the worst 200 consecutive
+  ones, worst seed. A policy's true success is that on the session's question, 0 or 1, so there is chance in it: which
+  questions came. `worst_window_overall` takes its success over all questions, `worst_window_sampled` what was answered.
+  `promoted_share`: seeds in which a trained policy came to serve; `share_after`: its true success, worst seed.
+- `never`: a base whose updates change nothing, 30 cycles: `never_promoted`, and `never_canaries` tests on the sessions.
+- `take_over`: the share of the calls that a policy answers with `serve --take-over`.
+
+`control`: each draw is the traffic of a champion and its control group as the store would hand it over, decided by
 `promotion.evidence_of` and `promotion.decide_control` as they are shipped, from the last 28 days before each look.
 Upstream is right 91 times in 100, as the bot of the field report.
 
@@ -24,12 +36,13 @@ import argparse
 import math
 import random
 import sys
+import tempfile
 from bisect import bisect_left
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median, quantiles
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -37,6 +50,7 @@ sys.path.insert(0, str(ROOT))
 from art_patch.promotion import CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
 from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
+from tests.benchmarks import incumbent_loop  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 DAY = 86_400.0
@@ -124,41 +138,58 @@ def is_wrong(world: World, seed: int) -> bool:
     return any(draw.is_retired(day) for day in range(2, round(world.days) + 1, 2))
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--large", action="store_true", help="5,000 sessions a day, too")
-    arguments = parser.parse_args()
-    sizes = (50, 500, 5_000) if arguments.large else (50, 500)
-    metrics = dict[str, float]()
+def control(draws: int, *, large: bool) -> dict[str, Any]:
+    """Simulate control groups."""
+    sizes = (50, 500, 5_000) if large else (50, 500)
+    metrics = dict[str, Any]()
     with get_context("spawn").Pool(2) as pool:
 
         def days(world: World) -> list[float]:
-            draws = max(4, arguments.draws // 4) if world.a_day > 500 else arguments.draws
-            return sorted(pool.imap_unordered(partial(retired_after, world), range(draws)))
+            its = max(4, draws // 4) if world.a_day > 500 else draws
+            return sorted(pool.imap_unordered(partial(retired_after, world), range(its)))
 
         equal = World(500, 0.05, 0.0, 0.0, 30)
-        metrics["false_alarm"] = fmean(pool.imap_unordered(partial(is_wrong, equal), range(arguments.draws)))
+        metrics["false_alarm"] = fmean(pool.imap_unordered(partial(is_wrong, equal), range(draws)))
         say(f"equal for 30 days: {metrics['false_alarm']:.3f} retired")
         for a_day in sizes:
-            for control in (0.05, 0.2):
+            for kept in (0.05, 0.2):
                 for coverage, more in ((1.0, ""), (0.1, "_seldom")):
-                    found = days(World(a_day, control, 0.2, CHANGE, CHANGE + 8, coverage))
-                    name = f"{a_day}_{100 * control:g}{more}"
+                    found = days(World(a_day, kept, 0.2, CHANGE, CHANGE + 8, coverage))
+                    name = f"{a_day}_{100 * kept:g}{more}"
                     metrics[f"degraded_found_{name}"] = fmean(day <= 8 for day in found)
                     if math.isfinite(median(found)):
                         metrics[f"degraded_days_{name}"] = median(found)
                     say(f"worse by 0.2, {name}: {metrics[f'degraded_found_{name}']:.2f} found, {median(found)} days")
                 if a_day >= 500:
-                    found = days(World(a_day, control, 0.1, 0.0, 28.0, 0.1, True))
-                    metrics[f"judge_bias_found_{a_day}_{100 * control:g}"] = fmean(map(math.isfinite, found))
+                    found = days(World(a_day, kept, 0.1, 0.0, 28.0, 0.1, True))
+                    metrics[f"judge_bias_found_{a_day}_{100 * kept:g}"] = fmean(map(math.isfinite, found))
                     if math.isfinite(p90 := quantiles(found, n=10)[-1]):
-                        metrics[f"judge_bias_days_{a_day}_{100 * control:g}"] = p90
-                    say(f"a judge likes what is worse by 0.1, {a_day} {control:.0%}: {found}")
-    metrics["draws"] = arguments.draws
-    finish(metrics, TARGETS, as_json=arguments.json)
+                        metrics[f"judge_bias_days_{a_day}_{100 * kept:g}"] = p90
+                    say(f"a judge likes what is worse by 0.1, {a_day} {kept:.0%}: {found}")
+    return metrics | {"draws": draws}
+
+
+def main() -> None:
+    """Measure and print."""
+    parts = ("control", "loop", "never", "take_over")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--large", action="store_true", help="5,000 sessions a day, too")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--home", type=Path, help="keep models, stores and logs here")
+    asked = parser.parse_args()
+    metrics = control(asked.draws, large=asked.large) if "control" in asked.only else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        home = (asked.home or Path(temporary)).absolute()
+        if "loop" in asked.only:
+            metrics |= incumbent_loop.summary([incumbent_loop.loop(home, seed) for seed in asked.seeds])
+        if "never" in asked.only:
+            metrics |= incumbent_loop.never(home, asked.seeds[0])
+        if "take_over" in asked.only:
+            metrics |= incumbent_loop.take_over(home, asked.seeds[0])
+    finish(metrics, (*TARGETS, *incumbent_loop.TARGETS), as_json=asked.json)
 
 
 if __name__ == "__main__":
