@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -207,13 +208,15 @@ def _look_after_challenger(run: Cycle, challenger: Policy, limit: _TimeLimit) ->
     # The first look ignores the time limit of the test, because the scores that come next may still decide it. It can
     # reject a bad challenger at once, before the judge is asked.
     patient = replace(run.config.canary, max_hours=_FOREVER_HOURS)
-    seen = promote_policy.watch_once(run.store, run.engine, patient, who=run.who, now=run.now)
+    look = partial(
+        promote_policy.watch_once, run.store, run.engine, who=run.who, now=run.now, elapsed_s=limit.elapsed_s
+    )
+    seen = look(patient)
     unjudged = None
     if seen.outcome == "goes on":
         run.metrics["canary"] = dict(seen.metrics)
         unjudged = _judge_both(run, limit, seen)
-        now = run.now + limit.elapsed_s()
-        seen = promote_policy.watch_once(run.store, run.engine, run.config.canary, who=run.who, now=now)
+        seen = look(run.config.canary)
     if seen.outcome == "nothing to watch":
         decided = promote_policy.decided_elsewhere(run, challenger.name, tested_as=challenger.state)
         return decided or CycleReport("nothing to do", seen.reason, None, challenger.name, run.metrics)

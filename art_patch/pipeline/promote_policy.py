@@ -96,7 +96,7 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
         # It is better than the learner. Whether it may serve, the comparison with upstream says.
         why = f"better than {champion.name}: {reason}"
         ledger.move(candidate.name, "learner", who=run.who, reason=why, metrics=metrics, now=run.now)
-        return CycleReport("learns", f"{why}; upstream answers", None, candidate.name, run.metrics)
+        return CycleReport("learns", f"{why}; it is the learner now", None, candidate.name, run.metrics)
     if run.config.promotion == "approve":
         # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.
         ledger.keep_verdict(candidate.name, metrics=metrics, who=run.who, reason=reason, now=run.now)
@@ -151,17 +151,23 @@ class WatchReport:
 
 
 def watch_once(
-    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None
-) -> WatchReport:
+    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None,
+    elapsed_s: Callable[[], float] = lambda: 0.0,
+) -> WatchReport:  # fmt: skip
     """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
 
     Without a champion it is compared with upstream, and may be worse by at most `CanaryConfig.max_loss`. Once it has
     won, the control group begins, unless the operator has set its share.
 
     Only a promotion needs the `engine`. Without one (`None`) a policy that has won stays under test, as it does if the
-    engine cannot serve it, which raises `EngineError`.
+    engine cannot serve it, which raises `EngineError`. `elapsed_s` tells what has passed since `now`.
     """
-    at = time.time() if now is None else now
+    at = time.time() if now is None else now + elapsed_s()
+
+    def moved_at() -> float | None:
+        # Not `at`: a look takes seconds, in which sessions go on to be assigned as before.
+        return None if now is None else now + elapsed_s()
+
     route = store.ledger.route()
     challenger, champion, state = route.challenger, route.champion, route.challenger_state
     if challenger is None or state is None or route.challenger_since is None:
@@ -178,7 +184,7 @@ def watch_once(
     verdict = promotion.with_gains(promotion.decide(evidence, state=state, hours=hours, config=config), evidence)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
-        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, at)
+        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, moved_at)
     except TransitionError as error:
         outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
     return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
@@ -217,23 +223,28 @@ def control_once(
 
 
 def _act_on_watch(
-    store: Store, engine: EngineClient | None, challenger: str, verdict: promotion.WatchVerdict, who: str, at: float
-) -> tuple[WatchOutcome, str]:
+    store: Store, engine: EngineClient | None, challenger: str, verdict: promotion.WatchVerdict, who: str,
+    moved_at: Callable[[], float | None],
+) -> tuple[WatchOutcome, str]:  # fmt: skip
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
         if verdict.percent is not None:
-            store.ledger.move(challenger, "canary", who=who, reason=verdict.reason, percent=verdict.percent, now=at)
+            store.ledger.move(
+                challenger, "canary", who=who, reason=verdict.reason, percent=verdict.percent, now=moved_at()
+            )
         return "goes on", verdict.reason
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
         if store.ledger.champion() is None:
-            store.ledger.begin_control_group(CONTROL_PERCENT, who=who, now=at)
-        promotion.promote(store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=at)
+            store.ledger.begin_control_group(CONTROL_PERCENT, who=who, now=moved_at())
+        promotion.promote(
+            store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
+        )
         return "promoted", verdict.reason
     # The end of a test needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.
     ended = promotion.end_test(
-        store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=at
+        store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
     )
     return "rejected" if ended.state == "rejected" else "learns", verdict.reason
 

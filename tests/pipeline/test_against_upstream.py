@@ -7,6 +7,7 @@ and what a judge prefers are known.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,22 @@ def test_a_comparison_is_made_again_with_prompts_that_upstreams_later_model_answ
     assert (second.outcome, second.metrics[KEY]["scenarios"]) == ("canary", 12)
 
 
+def test_a_move_is_dated_when_it_is_made_and_not_when_the_look_began(store: Store):
+    """Apps follow it from then on: who answered before was chosen by the shares before."""
+
+    class Slow(Engine):
+        def chat(self, **body: Any) -> dict[str, Any]:
+            time.sleep(0.3)
+            return super().chat(**body)
+
+    store.ledger.move(LEARNER, "canary", who="test", reason="as good", percent=50, now=1_000.0)
+    sessions(store, since=1_000.0, hours=30, right=0.99, kept=0.5)
+    began, engine = time.time(), Slow()
+    report = watch_once(store, engine, CONFIG.canary, who="watcher")  # type: ignore[arg-type]
+    assert report.outcome == "promoted", report.reason
+    assert store.ledger.history(limit=1)[0]["at"] >= began + 0.3
+
+
 def test_an_operators_share_of_the_control_group_stays(store: Store):
     store.ledger.set_control_group(0, who="me")
     canary(store, 0.99)
@@ -275,4 +292,5 @@ def test_a_candidate_that_beats_the_learner_takes_its_place(store: Store):
     verdict = Verdict(True, "better", {"difference": 0.2})
     report = act_on_verdict(run, candidate, store.ledger.learner(), verdict)  # type: ignore[arg-type]
     assert (report.outcome, report.champion, report.candidate) == ("learns", None, "agent@1")
+    assert report.reason.endswith("better; it is the learner now")  # what upstream does, the comparison with it says
     assert {each.name: each.state for each in store.ledger.policies()} == {LEARNER: "retired", "agent@1": "learner"}
