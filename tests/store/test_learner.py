@@ -104,3 +104,39 @@ def test_a_champion_that_took_over_did_not_replace_upstream(store: Store):
     move(store, "agent@1", "canary", percent=5)
     move(store, "agent@1", "champion")
     assert not store.ledger.replaced_upstream("agent@1")
+
+
+def test_upstream_was_the_champion_before_a_policy_that_was_promoted_beside_it_by_hand(place: Store):
+    """However it came to serve, and also after a rollback to it."""
+    move(place, "agent@1", "champion")
+    assert place.ledger.replaced_upstream("agent@1")
+    move(place, "agent@2", "champion")
+    assert not place.ledger.replaced_upstream("agent@2")
+    move(place, "agent@1", "champion")
+    assert place.ledger.replaced_upstream("agent@1")
+    move(place, "agent@2", "champion")
+    move(place, "agent@1", "rejected")
+    assert place.ledger.replaced_upstream("agent@2")
+
+
+def test_a_canary_of_a_candidate_replaces_upstream_too(place: Store):
+    move(place, "agent@1", "canary", percent=5)
+    move(place, "agent@1", "champion")
+    assert place.ledger.replaced_upstream("agent@1")
+
+
+def test_a_policy_that_took_over_and_was_worse_is_behind_upstream_when_it_serves_again(store: Store):
+    store.ledger.add_base("agent@0", "/base", "ff", who="test")
+    move(store, "agent@0", "learner")
+    move(store, "agent@0", "champion")
+    assert store.ledger.replaced_upstream("agent@0")
+
+
+def test_a_test_beside_upstream_goes_on_when_another_policy_becomes_the_learner(place: Store, url: str):
+    move(place, "agent@2", "canary", percent=5)
+    move(place, "agent@1", "learner")
+    move(place, "agent@1", "rejected")
+    assert states(place) == {"agent@0": "learner", "agent@1": "rejected", "agent@2": "canary"}
+    assert read_route(url) == Route(
+        learner="agent@0", challenger="agent@2", challenger_state="canary", challenger_percent=5, challenger_since=5.0
+    )

@@ -124,7 +124,9 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     elif state == "champion":
         turn_route(connection, {"champion": name, "challenger": None, "learner": None})
     elif policy.state == "champion" or state == "learner":
-        turn_route(connection, {"champion": None, "challenger": None, "learner": name if state == "learner" else None})
+        route: JSON = {"champion": None, "learner": name if state == "learner" else None}
+        goes_on = champion is None and challenger is not None and challenger.name != name
+        turn_route(connection, route if goes_on else {**route, "challenger": None})
     elif challenger is not None and challenger.name == name:
         turn_route(connection, {"challenger": None})
     elif policy.state == "learner":
@@ -133,8 +135,8 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     for other in (champion, learner) if state in ("champion", "learner") else ():
         if other is not None and other.name != name:
             _put(connection, other, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
-    is_over = state in ("champion", "learner") or policy.state == "champion"
-    if is_over and challenger is not None and challenger.name != name:
+    # A test beside upstream goes on, whoever learns.
+    if "champion" in (state, policy.state) and challenger is not None and challenger.name != name:
         _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
     if state == "rejected" and champion is None and policy.state in ("learner", "canary"):
         _learn_on(connection, policy, cause)

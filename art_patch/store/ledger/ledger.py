@@ -117,13 +117,22 @@ class Ledger(Part):
             return tuple(connection.scalars(query))
 
     def replaced_upstream(self, champion: str) -> bool:
-        """Return whether upstream was the champion when this policy last became champion."""
-        table = tables.promotions.c
+        """Return whether upstream was the champion before this one; a rollback to a champion tells nothing new."""
+        table, states = tables.promotions.c, tables.policies.c
         with self._database.read() as connection:
-            query = select(table.from_state).where(table.policy == champion, table.to_state == "champion")
-            last = connection.scalar(query.order_by(table.id.desc()).limit(1))
-            learned = select(table.id).where(table.policy == champion, table.to_state == "learner")
-            return last == "learner" or (last == "canary" and connection.scalar(learned.limit(1)) is not None)
+            gone = set(connection.scalars(select(states.name).where(states.state == "rejected")))
+            turns = select(table.policy, table.to_state).where(table.to_state.in_(("champion", "learner")))
+            moves = connection.execute(turns.order_by(table.id)).all()
+        stack: list[str | None] = []  # who answered, one after the other; `None`: upstream
+        for name, state in moves:
+            answers = None if state == "learner" else name
+            if answers in gone:
+                continue
+            if answers is not None and stack[-1:] != [None] and stack[-2:-1] == [answers]:
+                stack.pop()
+            elif stack[-1:] != [answers]:
+                stack.append(answers)
+        return stack[-2:] == [None, champion]
 
     def challenger(self) -> Policy | None:
         """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
@@ -203,7 +212,7 @@ class Ledger(Part):
         no longer serves.
 
         There is one learner, and none while a champion serves: a new one retires the one before. If it is rejected,
-        its nearest parent that was the learner before is the learner again.
+        its nearest parent that was the learner before is the learner again. Neither ends a test beside upstream.
 
         If a policy is rejected and never served, its groups become `scored` again. Instead, a group becomes `stale` if
         three rejected candidates learned from it, or `dead` if fewer than two of its runs are left; neither is used
