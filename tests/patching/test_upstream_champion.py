@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -88,6 +89,17 @@ def test_a_run_that_upstream_has_begun_stays_with_upstream_until_a_champion_serv
         turn(bench, runtime, champion=CHAMPION, learner=None)
         client.chat.completions.create(**GOES_ON)
     assert [call.policy for call in bench.sink.calls] == [None, None, CHAMPION]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_that_began_before_the_test_stays_with_upstream(bench, client, named):
+    runtime = bench.patch()
+    turn(bench, runtime)
+    with art.trajectory("t1") if named else nullcontext():
+        client.chat.completions.create(**ASK)
+        turn(bench, runtime, 100)
+        client.chat.completions.create(**GOES_ON)
+    assert [call.policy for call in bench.sink.calls if call.shadow_of is None] == [None, None]
 
 
 def test_a_session_that_the_canary_fails_twice_goes_on_with_upstream(bench, client):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from art_patch.store import Store, open_store
-from art_patch.types import ENGINE_FULL, REFUSED, ArmCall, Choice, Group, Score
+from art_patch.types import ENGINE_FULL, REFUSED, UPSTREAM_ARM, ArmCall, Choice, Group, Score
 from tests.support.store_samples import call, info
 
 NEW, OLD = "agent@1", "agent@0"
@@ -48,6 +48,21 @@ def test_a_canarys_calls_and_the_champions_since_it_began(store: Store):
     counts = store.read.counts()
     assert (counts["calls_fell_back"], counts["calls_engine_full"]) == (5, 2)
     assert found.scores == ()
+
+
+def test_beside_upstream_a_full_engine_keeps_the_session_in(store: Store):
+    """Upstream's sessions meet no engine, so the busy times would be missing on the canary's side alone."""
+    store.write([
+        info("t1", session_id="visit"), info("t2", session_id="other"),
+        call("new", "t1", 10.0, policy=NEW),
+        call("no room", "t1", 11.0, policy=None, fallback=f"{NEW}: {ENGINE_FULL}"),
+        call("left", "t1", 12.0, policy=None, fallback=f"{NEW}: the engine answered HTTP 500"),
+        call("theirs", "t2", 13.0, policy=None, in_control_group=True),
+    ])  # fmt: skip
+    found = store.evidence.arm_traffic(challenger=NEW, champion=None, state="canary", since=10.0)
+    assert [(each.id, each.policy, each.fell_back) for each in found.calls] == [
+        ("new", NEW, False), ("no room", NEW, False), ("left", NEW, True), ("theirs", UPSTREAM_ARM, False),
+    ]  # fmt: skip
 
 
 def test_an_answer_is_empty_without_tokens_of_its_own_or_cut_off(store: Store):

@@ -94,10 +94,10 @@ class RoutedCall:
         if target.champion is not None:
             is_in = self.routed and in_share(key, target.control_percent / 100, "control")
         else:
-            # Upstream is the champion. Beside a canary its sessions are what the canary is compared with.
-            has_canary = self.routed and target.canary is not None
-            asked = self.runtime.pins.policy(self._identity, self.options.json_data, target)[0] if has_canary else ""
-            is_in, self.routed = has_canary and not asked, bool(asked)
+            # Upstream is the champion. Beside a canary its sessions are what the canary is compared with. Without one,
+            # its runs are pinned too, so that they stay with it when a test begins.
+            chosen = self.runtime.pins.policy(self._identity, self.options.json_data, target)[0] if self.routed else ""
+            is_in, self.routed = self.routed and target.canary is not None and not chosen, bool(chosen)
         # A run that the job repeats is no user's session, and an app that asks the engine itself has no upstream.
         if is_in and not _is_replay(self._identity) and not is_engine(self.client, target):
             # No shadow is asked, because its copies are compared with the champion's answers.

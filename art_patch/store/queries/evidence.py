@@ -3,7 +3,8 @@
 The calls of a test are read without texts. If a policy failed and upstream answered in its place, the call counts for
 the policy that failed. `Call.fallback` tells which one it was: it begins with the name of the policy under test, and
 with no name if the champion failed. If the engine was full or could not be reached, or the app's process may ask none,
-the call counts for no policy: its `policy` is empty.
+the call counts for no policy: its `policy` is empty. Beside upstream, a full engine is the policy's own affair, and
+upstream's answer is as good as in the other sessions.
 
 A session is what is assigned to a policy by one hash (`routing.target.sticky_key`): a `session_id`, else a trajectory
 that the app names, else all calls whose conversations open with the same messages. Runs that had begun before the test
@@ -273,6 +274,9 @@ def _call(row: Row[Any], challenger: str, champion: str | None, session: str) ->
         return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
     asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion or ""
     why = (reason or "").removeprefix(f"{challenger}: ")
+    if champion is None and why == ENGINE_FULL:
+        # Left out, long sessions and busy times would be missing on one side alone: upstream's sessions meet no engine.
+        return _arm_call(row, session, asked, fell_back=False, down=False)
     # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
     down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)
     policy = "" if down or why in (ENGINE_FULL, REFUSED) else asked if fell_back else row.policy or ""
