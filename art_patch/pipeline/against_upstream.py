@@ -3,7 +3,9 @@
 Where upstream's answers are on record, upstream is the champion: a base that `art-patch serve` starts is the learner.
 It answers nobody. Each cycle trains a candidate from it, and a candidate that is better becomes the learner. Then this
 comparison, on held-out prompts that upstream answered, says whether it may be tested on the app's sessions: it must be
-proven to be worse by at most `CanaryConfig.max_loss`.
+proven to be worse by at most `CanaryConfig.max_loss`. A candidate that only seems better than the learner is compared
+with upstream, too: near the ceiling none can be proven better than a learner that is already good. It takes the
+learner's place if it is as good as upstream.
 
 A learner is compared again only if that may tell something new: upstream's model has changed since, or there are as
 many more prompts as the last comparison lacked.
@@ -12,6 +14,7 @@ many more prompts as the last comparison lacked.
 from dataclasses import replace
 from typing import Any
 
+from art_patch import gate
 from art_patch.pipeline import promote_policy
 from art_patch.pipeline.cycle_run import Cycle, CycleReport
 from art_patch.pipeline.gate_run import held_out_for, run_gate
@@ -28,8 +31,12 @@ FAR_BELOW = 0.2
 """A learner that scores this much less than upstream had better imitate its answers first."""
 
 
-def compare_learner(run: Cycle, learner: Policy) -> CycleReport | None:
-    """Compare the learner with upstream, and test it as a canary if it is as good; `None` if there is nothing new."""
+def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None = None) -> CycleReport | None:
+    """Compare the learner with upstream, and test it as a canary if it is as good; `None` if there is nothing new.
+
+    A candidate (`learner`), of which the gate's verdict `gated` says that it seems better than the learner, becomes the
+    learner if it is as good as upstream.
+    """
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     if (most := _scenarios_to_ask(run, last)) is None:
         return None
@@ -45,8 +52,13 @@ def compare_learner(run: Cycle, learner: Policy) -> CycleReport | None:
     reason = f"against upstream, it {verdict.reason}"
     metrics = {KEY: dict(verdict.metrics) | {"passed": passed, "reason": verdict.reason, "at": run.now}}
     ledger = run.store.ledger
-    if (decided := promote_policy.decided_elsewhere(run, learner.name, tested_as="learner")) is not None:
+    if (decided := promote_policy.decided_elsewhere(run, learner.name, tested_as=learner.state)) is not None:
         return decided
+    if gated is not None:
+        reason = f"{gated.reason}; {reason}"
+        metrics["gate"] = dict(gated.metrics)
+        if passed:
+            ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=metrics, now=run.now)
     if passed and run.config.promotion != "approve":
         return promote_policy.begin_canary(run, learner, reason, metrics, None)
     ledger.keep_metrics(learner.name, metrics=metrics)

@@ -167,6 +167,12 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     if (refused := promote_policy.load_candidate(run, candidate)) is not None:
         return refused
     verdict = run_gate(run, candidate, leader)
+    if champion is None and verdict.seems_better and not verdict.promote:
+        seen = compare_learner(run, candidate, gated=verdict)
+        if seen is not None and seen.outcome != "learns":
+            return seen
+        if seen is not None:
+            verdict = replace(verdict, reason=seen.reason)
     report = promote_policy.act_on_verdict(run, candidate, leader, verdict)
     learner = ledger.learner()
     if report.outcome == "learns" and learner is not None and (seen := compare_learner(run, learner)) is not None:

@@ -17,7 +17,7 @@ import pytest
 
 from art_patch._lib.ids import new_id
 from art_patch.gate import GateConfig
-from art_patch.pipeline import CycleConfig, control_once, watch_once
+from art_patch.pipeline import CycleConfig, control_once, retrain, watch_once
 from art_patch.pipeline.against_upstream import KEY, compare_learner
 from art_patch.pipeline.cycle_run import Cycle, CycleReport
 from art_patch.promotion import CanaryConfig, rollback
@@ -124,6 +124,42 @@ def test_an_undecided_one_is_compared_again_once_as_many_prompts_are_there_as_we
     second = compare_learner(run, store.ledger.learner())  # type: ignore[arg-type]
     assert second is not None
     assert second.metrics[KEY]["scenarios"] == 9 + more
+
+
+@pytest.mark.parametrize(("upstreams", "state"), [(0.5, "canary"), (0.9, "rejected")])
+def test_a_candidate_that_only_seems_better_than_the_learner_is_measured_by_upstream(
+    store: Store, tmp_path: Path, upstreams: float, state: str
+):
+    """The learner answers nobody, and near the ceiling no candidate can be proven better than it."""
+    held_out(store, 20)
+    candidate = Policy("agent@1", "/base", "ff", "candidate", 2.0, path=str(tmp_path), parent=LEARNER)
+    store.ledger.add_candidate(candidate, trained_on=[], who="test")
+
+    class Ruled(RuledEngine):
+        def unload(self, name: str) -> None:
+            assert name == "agent@1"
+
+    def says(policy: str, question: str, number: int) -> str:
+        # They differ on one question, which proves nothing.
+        return f"{'bad' if (policy, question) == (LEARNER, 'q19') else 'good'} answer {number} to {question}"
+
+    def judged(answer: str, _: int) -> float:
+        return {"good": 0.8, "bad": 0.1}.get(answer.split()[0], upstreams)
+
+    engine: Any = Ruled(says)
+    judge = RuledJudge(judged)
+    report = retrain(
+        store, engine, judge, tmp_path / "adapters", CONFIG, who="test", progress=lambda *_, **__: None, now=9.0
+    )
+    assert (report.outcome, report.candidate) == (state, "agent@1"), report.reason
+    assert "not proven better" in report.reason
+    assert "against upstream, it scores 0.800" in report.reason
+    states = {each.name: each.state for each in store.ledger.policies()}
+    assert states == {LEARNER: "retired" if state == "canary" else "learner", "agent@1": state}
+    kept = store.ledger.policy("agent@1")
+    assert kept is not None
+    assert kept.metrics["gate"]["difference"] > 0
+    assert kept.metrics[KEY]["passed"] == (state == "canary")
 
 
 def test_a_person_may_decide(store: Store):
