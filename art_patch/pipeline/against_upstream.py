@@ -91,7 +91,7 @@ def standing(store: Store, *, min_scenarios: int) -> JSON | None:
         return None
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     known = {name: last[name] for name in ("candidate", "champion", "more_needed", "passed", "at") if name in last}
-    scenarios = len(store.read.group_ids(state="formed", held_out=True))
+    scenarios = store.read.scenarios(state="formed", held_out=True)
     return {"policy": learner.name, "scenarios": scenarios, "min_scenarios": min_scenarios} | known
 
 

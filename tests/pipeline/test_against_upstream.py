@@ -18,7 +18,7 @@ import pytest
 from art_patch._lib.ids import new_id
 from art_patch.gate import GateConfig
 from art_patch.pipeline import CycleConfig, control_once, retrain, watch_once
-from art_patch.pipeline.against_upstream import KEY, compare_learner
+from art_patch.pipeline.against_upstream import KEY, compare_learner, standing, what_is_missing
 from art_patch.pipeline.cycle_run import Cycle, CycleReport
 from art_patch.promotion import CanaryConfig, rollback
 from art_patch.store import Store, open_store
@@ -160,6 +160,19 @@ def test_a_candidate_that_only_seems_better_than_the_learner_is_measured_by_upst
     assert kept is not None
     assert kept.metrics["gate"]["difference"] > 0
     assert kept.metrics[KEY]["passed"] == (state == "canary")
+
+
+def test_the_standing_counts_scenarios_and_not_the_runs_of_one(store: Store):
+    held_out(store, 12)
+    held_out(store, 12)
+    told = standing(store, min_scenarios=20)
+    assert told is not None
+    assert told["scenarios"] == 12
+    assert "12 of 20" in what_is_missing(told)
+    # A comparison counts them so, too.
+    assert (
+        compared(store, "good", replace(CONFIG, gate=replace(CONFIG.gate, min_scenarios=20, max_scenarios=24))) is None
+    )
 
 
 def test_a_person_may_decide(store: Store):

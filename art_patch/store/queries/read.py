@@ -102,6 +102,12 @@ class Reader(Part):
         with self._database.read() as connection:
             return tuple(connection.scalars(query))[::-1]
 
+    def scenarios(self, *, state: str, held_out: bool) -> int:
+        """Return how many scenarios the groups in this state are of: a scenario may have several."""
+        query = select(func.count(_G.scenario_key.distinct())).where(_G.state == state, _G.held_out == held_out)
+        with self._database.read() as connection:
+            return connection.scalar(query) or 0
+
     def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
         """Return the groups that `group_ids` finds, with their trajectories, sorted from old to new."""
         return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
