@@ -38,12 +38,12 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
     learner if it is as good as upstream.
     """
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
-    if (most := _scenarios_to_ask(run, last)) is None:
+    if (bounds := _scenarios_to_ask(run, last)) is None:
         return None
+    least, most = bounds
     config = replace(run.config.gate, margin=-run.config.canary.max_loss, max_scenarios=most)
     turns = held_out_for(run, config, seed=learner.step, of_upstream=True).turns
-    here = len({turn.scenario_key for turn in turns})
-    if here < (most if "more_needed" in last else config.min_scenarios):
+    if len({turn.scenario_key for turn in turns}) < least:
         return None
     ask_first(run, run.gate_judge)
     verdict = run_gate(run, learner, None, config)
@@ -63,7 +63,9 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
         return promote_policy.begin_canary(run, learner, reason, metrics, None)
     ledger.keep_metrics(learner.name, metrics=metrics)
     if passed:
-        return promote_policy.waits_for_approval(run, learner, reason)
+        share = f"{run.config.canary_percent:g}"
+        todo = f"`art-patch promote {learner.name} --canary {share}` tests it on {share} % of the sessions"
+        return CycleReport("waits for approval", f"{reason}; {todo}", None, learner.name, run.metrics)
     if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
         reason += f"; far below: {_imitation(run, learner)}"
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
@@ -85,13 +87,17 @@ def _imitation(run: Cycle, learner: Policy) -> str:
 def standing(store: Store, *, min_scenarios: int) -> JSON | None:
     """Return how far the learner is from a test beside upstream, for people; `None` if no policy learns.
 
-    `scenarios` are held-out scenarios on record, of which the first comparison needs `min_scenarios`.
+    `scenarios` are held-out scenarios that upstream's present models answered; the first comparison with these models
+    needs `min_scenarios`.
     """
     if (learner := store.ledger.learner()) is None:
         return None
+    since = store.evidence.upstream_since() or 0.0
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
+    if last and last["at"] < since:
+        last = {}
     known = {name: last[name] for name in ("candidate", "champion", "more_needed", "passed", "at") if name in last}
-    scenarios = store.read.scenarios(state="formed", held_out=True)
+    scenarios = store.read.held_out_of_upstream(since=since)
     return {"policy": learner.name, "scenarios": scenarios, "min_scenarios": min_scenarios} | known
 
 
@@ -112,11 +118,11 @@ def what_is_missing(standing: JSON) -> str:
     return f"{scores}a better policy is needed"
 
 
-def _scenarios_to_ask(run: Cycle, last: dict[str, Any]) -> int | None:
-    """Return how many scenarios the next comparison asks, after the `last` one; `None` if it would tell nothing new."""
+def _scenarios_to_ask(run: Cycle, last: dict[str, Any]) -> tuple[int, int] | None:
+    """Return how many scenarios the next comparison asks, at least and at most; `None` if it would tell nothing new."""
     if not last or last["at"] < (run.store.evidence.upstream_since() or 0.0):
-        return run.config.gate.max_scenarios
+        return run.config.gate.min_scenarios, run.config.gate.max_scenarios
     more, asked = last.get("more_needed"), last.get("scenarios", 0)
     if last["passed"] or not more or asked + more > MOST_SCENARIOS:
         return None
-    return asked + more
+    return asked + more, asked + more

@@ -180,6 +180,8 @@ def test_a_person_may_decide(store: Store):
     report = compared(store, "good", replace(CONFIG, promotion="approve"))
     assert report is not None
     assert report.outcome == "waits for approval"
+    # Not `promote agent@0`, which would let it answer every session, without a control group.
+    assert report.reason.endswith("`art-patch promote agent@0 --canary 5` tests it on 5 % of the sessions")
     assert store.ledger.route().learner == LEARNER
 
 
@@ -278,6 +280,28 @@ def test_a_move_is_dated_when_it_is_made_and_not_when_the_look_began(store: Stor
     report = watch_once(store, engine, CONFIG.canary, who="watcher")  # type: ignore[arg-type]
     assert report.outcome == "promoted", report.reason
     assert store.ledger.history(limit=1)[0]["at"] >= began + 0.3
+
+
+def test_an_undecided_comparison_with_an_earlier_model_makes_the_next_one_no_harder(store: Store):
+    words = {f"q{n}": "bad" if n % 3 == 2 else "good" for n in range(200)}
+    engine = RuledEngine(lambda policy, question, number: f"{words.get(question)} answer {number}")
+    run = Cycle(store, RuledJudge(rates), CONFIG, lambda *_: None, 9.0, engine, Path("/none"), "test")  # type: ignore[arg-type]
+    held_out(store, 9)
+    assert (first := compare_learner(run, store.ledger.learner())) is not None  # type: ignore[arg-type]
+    assert first.metrics[KEY]["more_needed"] > 12
+    key = new_id()
+    for at, model in ((8.0, "m-1"), (20.0, "m-2")):
+        only = Choice(0, {"role": "assistant", "content": "fair"}, "stop")
+        asked = ({"role": "user", "content": "x"},)
+        store.write([TrajectoryInfo(key, at), Call(new_id(), key, at, "m", asked, (only,), answered_by=model)])
+    held_out(store, 7, first=20, at=21.0)
+    held_out(store, 9, first=40, at=21.0, policy=LEARNER)
+    # People are told of the present model alone.
+    told = standing(store, min_scenarios=8)
+    assert told == {"policy": LEARNER, "scenarios": 7, "min_scenarios": 8}
+    assert compare_learner(run, store.ledger.learner()) is None  # type: ignore[arg-type]
+    held_out(store, 1, first=30, at=21.0)
+    assert compare_learner(run, store.ledger.learner()) is not None  # type: ignore[arg-type]
 
 
 def test_an_operators_share_of_the_control_group_stays(store: Store):

@@ -102,9 +102,15 @@ class Reader(Part):
         with self._database.read() as connection:
             return tuple(connection.scalars(query))[::-1]
 
-    def scenarios(self, *, state: str, held_out: bool) -> int:
-        """Return how many scenarios the groups in this state are of: a scenario may have several."""
-        query = select(func.count(_G.scenario_key.distinct())).where(_G.state == state, _G.held_out == held_out)
+    def held_out_of_upstream(self, *, since: float) -> int:
+        """Return in how many held-out scenarios, of which no group is used up, upstream has answered since then."""
+        query = (
+            select(func.count(_G.scenario_key.distinct()))
+            .join(tables.trajectories, _T.group_id == _G.id)
+            .join(tables.calls, _C.trajectory_id == _T.id)
+            .where(_G.state == "formed", _G.held_out, may_learn())
+            .where(_C.policy.is_(None), _C.status == "ok", _C.started_at >= since)
+        )
         with self._database.read() as connection:
             return connection.scalar(query) or 0
 
