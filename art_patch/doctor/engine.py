@@ -36,9 +36,13 @@ def mode(own: str, source: str, route: Route) -> Finding:
 
 
 def champion(route: Route) -> Finding:
-    """Report the name of the champion, the policy that serves, or that there is none yet."""
-    learns = f"upstream; {route.learner} learns" if route.learner else "none yet: calls go upstream and are recorded"
-    return Finding("champion", "ok", route.champion or learns)
+    """Report the name of the champion, the policy that serves, or that upstream answers."""
+    told = "none yet: calls go upstream and are recorded"
+    if route.learner is not None:
+        told = f"upstream; {route.learner} learns"
+    if route.challenger is not None:
+        told = f"upstream; {route.challenger} is tested beside it"
+    return Finding("champion", "ok", route.champion or told)
 
 
 def base(model: str | None, check: Callable[[str], None]) -> Finding | None:
@@ -83,6 +87,12 @@ def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
         # Only a warning: the champion serves, and the challenger's calls are answered upstream.
         text = f"{address} does not serve {route.challenger}, which is tested: what is meant for it goes upstream"
         return Finding("engine", "warn", text, "art-patch rollback")
+    if route.champion is None and route.learner is not None and route.learner not in names:
+        text = f"{address} does not serve {route.learner}, which learns: upstream answers, and nothing is learned"
+        cure = (
+            f"see what `art-patch serve` says; `art-patch reject {route.learner} --reason WHY` goes back to its parent"
+        )
+        return Finding("engine", "warn", text, cure)
     return Finding("engine", "ok", f"{address} answers and serves {route.champion or ', '.join(names)}")
 
 

@@ -311,11 +311,10 @@ def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, conf
         tolerance = metrics["tolerance"]
         by = f"more than {tolerance:g} times the champion's" if signal.is_time else "worse"
         by += f" by more than {tolerance:g}" if tolerance and not signal.is_time else ""
-    elif says == "better":
+    elif says in ("better", "silent"):
         by = f"not worse by {-config.margin:g}" if config.margin < 0 else "better"
         by += f" by more than {config.margin:g}" if config.margin > 0 else ""
-    elif says == "silent":
-        by = "better where there is any, but that is not proven with silence counted as 0"
+        by += " where there is any, but that is not proven with silence counted as 0" if says == "silent" else ""
     numbers = " against ".join(show.format(metrics[arm]) for arm in ("challenger", "champion") if arm in metrics)
     return f"its {signal.words}{by and f' is {by}'}: {numbers} in {metrics['compared']} sessions"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 import urllib.error
@@ -188,3 +189,20 @@ def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
         assert not store.ledger.set_engine(OWN, before=before, who="too late")
     store.ledger.set_engine(None, who="test")
     assert (project.after(2 * MISSES), project.taken) == (None, 3), "a server that is not well takes nothing"
+
+
+def test_a_learner_whose_files_are_gone_keeps_no_server_from_starting(tmp_path: Path, base: Path, store: Store):
+    """Nobody waits for its answers, and a canary beside it may be fine."""
+    store.ledger.move("agent@1", "learner", who="test", reason="test")
+    shutil.rmtree(tmp_path / "default" / "adapters" / "agent@1")
+    server = Serving(base, tmp_path)
+    try:
+        assert (server.ready["champion"], server.ready["learner"], server.ready["models"]) == (
+            None,
+            "agent@1",
+            ["agent@0"],
+        )
+        told = " ".join(art_patch("doctor", home=tmp_path).stdout.split())
+        assert "does not serve agent@1, which learns" in told
+    finally:
+        server.stop()

@@ -271,6 +271,8 @@ URL = "http://127.0.0.1:8700/v1"
         (Route(champion="a@1", base_url=URL), Engine(True, "a@0", "a@1"), "ok", "serves a@1"),
         (Route(champion="a@1", base_url=URL, challenger="a@2"), Engine(True, "a@1"), "warn", "does not serve a@2"),
         (Route(champion="a@1", base_url=URL, challenger="a@2"), Engine(True, "a@1", "a@2"), "ok", "serves a@1"),
+        (Route(learner="a@1", base_url=URL), Engine(True, "a@0"), "warn", "a@1, which learns"),
+        (Route(learner="a@1", base_url=URL), Engine(True, "a@0", "a@1"), "ok", "serves a@0, a@1"),
     ],
 )
 def test_engines(route: Route, served: Engine, level: str, word: str):
@@ -300,6 +302,9 @@ def test_the_mode_says_who_set_it():
     assert "`art-patch mode`" in engine.mode("route", "default", Route(mode="canary", canary_percent=10)).text
     assert "ART_PATCH_MODE" in engine.mode("record", "environment", Route()).text
     assert engine.champion(Route(champion="a@1")).text == "a@1"
+    assert engine.champion(Route(learner="a@1")).text == "upstream; a@1 learns"
+    beside = Route(learner="a@1", challenger="a@2", challenger_state="canary")
+    assert engine.champion(beside).text == "upstream; a@2 is tested beside it"
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,13 @@ def test_how_much_more_silence_takes_is_said():
     assert 0 < verdict.metrics["sessions_needed"] < 20_000
 
 
+def test_a_policy_that_may_be_worse_is_not_called_better_where_silence_hides_it():
+    few = coins(0.02, 0.2, n=200, share=0.5)
+    config = CanaryConfig(margin=-0.05)
+    verdict = said(feedback=coins(0.9, 0.6), with_silence={"feedback": few}, config=config)
+    assert "people's feedback is not worse by 0.05 where there is any, but that is not proven with" in verdict.reason
+
+
 def test_what_was_proven_among_those_who_speak_is_not_given_up_because_it_fell_later():
     later = [one._replace(at=one.at + 1_000) for one in coins(0.3, 0.5, n=400, share=0.5, seed=1)]
     said_more = [*coins(0.95, 0.2, n=60, share=0.5), *later]

@@ -150,11 +150,12 @@ def serve(
             output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
 
     try:
-        # Only the champion must load. A policy being tested whose files are damaged is reported and left out.
-        champion, *spare = promotion.wanted(opened.ledger)
+        # Only the champion must load. A policy that is tested or learns and whose files are damaged is left out.
+        wanted, champion = promotion.wanted(opened.ledger), opened.ledger.champion()
+        must = () if champion is None else (champion.name,)
         serving.run_server(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
-            policies=(champion,), spare=spare, on_ready=on_ready, stop=stop,
+            policies=must, spare=[name for name in wanted if name not in must], on_ready=on_ready, stop=stop,
             serves=partial(_serves, opened.ledger), max_body=max_body_mib << 20,
         )  # fmt: skip
     finally:

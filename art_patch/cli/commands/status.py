@@ -166,7 +166,7 @@ def _print_status(facts: dict[str, Any]) -> None:
         rows.insert(4, ("challenger", _tested(tested, now)))
     if (learner := facts["learner"]) is not None:
         rows.insert(4, ("learner", f"[b]{learner['policy']}[/] {pipeline.what_is_missing(learner)}"))
-    if facts["control_percent"]:
+    if facts["control_percent"] and facts["champion"]:  # without a champion, all sessions are upstream's
         look = facts["control_look"]
         told = promotion.look_in_words(look) if look else "not compared yet"
         rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream; {told}"))

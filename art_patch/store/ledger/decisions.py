@@ -164,7 +164,10 @@ def _check_share(state: PolicyState, percent: float | None) -> None:
 def _check_free(name: str, state: PolicyState, champion: Policy | None, challenger: Policy | None) -> None:
     # A canary may be tested against upstream. What a shadow answers, nobody compares with upstream's answers.
     if champion is None and state == "shadow":
-        raise TransitionError(f"no champion serves that {name} could be tested against; start `art-patch serve`")
+        raise TransitionError(
+            f"no champion serves that {name} could be tested against as a shadow; test it beside upstream: "
+            f"`art-patch promote {name} --canary 5`"
+        )
     if challenger is not None and challenger.name != name:
         raise TransitionError(
             f"{challenger.name} is {challenger.state} already, and one policy is tested at a time; "
