@@ -58,7 +58,9 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
         reason = f"{gated.reason}; {reason}"
         metrics["gate"] = dict(gated.metrics)
         if passed:
-            ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=metrics, now=run.now)
+            # Without this comparison: if the canary cannot begin now, the next cycle is to compare it again.
+            told = {"gate": metrics["gate"]}
+            ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=told, now=run.now)
     if passed and run.config.promotion != "approve":
         return promote_policy.begin_canary(run, learner, reason, metrics, None)
     ledger.keep_metrics(learner.name, metrics=metrics)

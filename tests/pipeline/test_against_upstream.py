@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from art_patch._lib.ids import new_id
-from art_patch.gate import GateConfig
+from art_patch.errors import EngineError
+from art_patch.gate import GateConfig, Verdict
 from art_patch.pipeline import CycleConfig, control_once, retrain, watch_once
 from art_patch.pipeline.against_upstream import KEY, compare_learner, standing, what_is_missing
 from art_patch.pipeline.cycle_run import Cycle, CycleReport
@@ -173,6 +174,25 @@ def test_the_standing_counts_scenarios_and_not_the_runs_of_one(store: Store):
     assert (
         compared(store, "good", replace(CONFIG, gate=replace(CONFIG.gate, min_scenarios=20, max_scenarios=24))) is None
     )
+
+
+def test_a_candidate_whose_canary_could_not_begin_is_compared_again(store: Store, monkeypatch: pytest.MonkeyPatch):
+    held_out(store, 12)
+    candidate = Policy("agent@1", "/base", "ff", "candidate", 2.0, path="/none", parent=LEARNER)
+    store.ledger.add_candidate(candidate, trained_on=[], who="test")
+    engine = RuledEngine(lambda policy, question, number: f"good answer {number} to {question}")
+    run = Cycle(store, RuledJudge(rates), CONFIG, lambda *_: None, 9.0, engine, Path("/none"), "test")  # type: ignore[arg-type]
+
+    def fails(*_: Any) -> CycleReport:
+        raise EngineError("it is starting")
+
+    with monkeypatch.context() as patched, pytest.raises(EngineError):
+        patched.setattr("art_patch.pipeline.promote_policy.begin_canary", fails)
+        compare_learner(run, candidate, gated=Verdict(False, "not proven better", {"difference": 0.1}))
+    assert store.ledger.route().learner == "agent@1"
+    report = compared(store, "good")
+    assert report is not None
+    assert (report.outcome, report.candidate) == ("canary", "agent@1")
 
 
 def test_a_person_may_decide(store: Store):
@@ -356,7 +376,6 @@ def test_rolling_back_during_the_test_brings_upstream_back(store: Store):
 
 
 def test_a_candidate_that_beats_the_learner_takes_its_place(store: Store):
-    from art_patch.gate import Verdict
     from art_patch.pipeline.promote_policy import act_on_verdict
 
     candidate = Policy("agent@1", "/base", "ff", "candidate", 2.0, path="/none", parent=LEARNER)
