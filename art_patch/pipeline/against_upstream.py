@@ -39,7 +39,7 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
     """
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     if (bounds := _scenarios_to_ask(run, last)) is None:
-        return None
+        return _after_approval(run, learner, last)
     least, most = bounds
     config = replace(run.config.gate, margin=-run.config.canary.max_loss, max_scenarios=most)
     turns = held_out_for(run, config, seed=learner.step, of_upstream=True).turns
@@ -71,6 +71,16 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
     if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
         reason += f"; far below: {_imitation(run, learner)}"
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
+
+
+def _after_approval(run: Cycle, learner: Policy, last: dict[str, Any]) -> CycleReport | None:
+    """Test a learner that waited for a person's approval, once none is asked for any more; else return `None`."""
+    if not last["passed"] or run.config.promotion == "approve":
+        return None
+    moves = run.store.ledger.history(limit=200)
+    if any((it["policy"], it["to_state"]) == (learner.name, "canary") and it["at"] >= last["at"] for it in moves):
+        return None  # its test on sessions has spoken
+    return promote_policy.begin_canary(run, learner, f"against upstream, it {last['reason']}", {}, None)
 
 
 def _imitation(run: Cycle, learner: Policy) -> str:

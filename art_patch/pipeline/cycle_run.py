@@ -193,6 +193,10 @@ def why_none_serves(store: "Store") -> str:
     if (learner := store.ledger.learner()) is not None:
         return f"{learner.name} learns, upstream answers"
     if not store.ledger.champions():
+        known = store.ledger.policies()
+        if known and all(policy.state in ("rejected", "retired") for policy in known):
+            why = "upstream answers, and no policy learns, since the last one was rejected"
+            return f"{why}; `art-patch promote` lets another one serve, and `art-patch serve --name NEW` begins anew"
         return "no policy serves yet; start `art-patch serve --base MODEL`"
     why = "upstream answers since the champion was retired; `art-patch history` says why"
     return f"{why}, and `art-patch promote` lets a policy serve again"

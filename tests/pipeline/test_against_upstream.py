@@ -205,6 +205,17 @@ def test_a_person_may_decide(store: Store):
     assert store.ledger.route().learner == LEARNER
 
 
+def test_a_learner_that_waited_for_a_person_is_tested_once_none_is_asked(store: Store):
+    held_out(store, 12)
+    assert compared(store, "good", replace(CONFIG, promotion="approve")) is not None
+    assert compared(store, "good", replace(CONFIG, promotion="approve")) is None
+    report = compared(store, "good")
+    assert report is not None
+    assert (report.outcome, store.ledger.route().challenger) == ("canary", LEARNER)
+    store.ledger.end_test(LEARNER, who="me", reason="complaints")
+    assert compared(store, "good") is None
+
+
 # --- the canary beside upstream, and what comes after ---
 
 
@@ -338,7 +349,7 @@ def test_a_canary_that_is_worse_than_upstream_learns_on(store: Store):
     assert store.ledger.history(limit=1)[0]["reason"] == report.reason
     held_out(store, 12)
     # Its comparison would pass again; the test on sessions has spoken.
-    store.ledger.keep_metrics(LEARNER, metrics={KEY: {"passed": True, "at": 9.0, "scenarios": 12}})
+    store.ledger.keep_metrics(LEARNER, metrics={KEY: {"passed": True, "at": 9.0, "scenarios": 12, "reason": "good"}})
     assert compared(store, "good") is None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import TransitionError
+from art_patch.pipeline import why_none_serves
 from art_patch.store import Store, read_route
 from art_patch.types import Route
 from tests.support.store_samples import call, info, policy
@@ -140,3 +141,19 @@ def test_a_test_beside_upstream_goes_on_when_another_policy_becomes_the_learner(
     assert read_route(url) == Route(
         learner="agent@0", challenger="agent@2", challenger_state="canary", challenger_percent=5, challenger_since=5.0
     )
+
+
+def test_a_rejected_learner_without_a_parent_leaves_the_learning_to_the_base(place: Store):
+    place.ledger.add_candidate(replace(policy(3), parent=None), trained_on=[], who="test")
+    move(place, "agent@3", "learner")
+    move(place, "agent@3", "rejected")
+    assert states(place) | {"agent@0": "learner", "agent@3": "rejected"} == states(place)
+
+
+def test_where_all_were_rejected_nobody_is_told_to_start_a_server_that_changes_nothing(place: Store):
+    for name in ("agent@2", "agent@1", "agent@0"):
+        move(place, name, "rejected")
+    place.ledger.add_base("agent@0", "/base", "ff", who="test", upstream_answers=True)
+    assert place.ledger.leader() is None
+    assert "`art-patch serve --name NEW` begins anew" in why_none_serves(place)
+    assert place.ledger.add_base("new@0", "/base", "ff", who="test", upstream_answers=True).state == "learner"

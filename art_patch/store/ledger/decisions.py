@@ -144,13 +144,15 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
 
 
 def _learn_on(connection: Connection, rejected: Policy, cause: Cause) -> None:
-    """Make the nearest parent of a rejected learner the learner again: upstream answers, and training goes on there."""
+    """Make the nearest parent of a rejected learner the learner again, or the base: training goes on there."""
     if learner_of(connection) is not None:
         return
     above = None if rejected.parent is None else policy_of(connection, rejected.parent)
     while above is not None and above.state != "retired":
         above = None if above.parent is None else policy_of(connection, above.parent)
-    if above is not None:
+    if above is None:  # a policy that was imported has no parent
+        above = policy_of(connection, f"{rejected.model}@0")
+    if above is not None and above.state == "retired":
         move(connection, above.name, "learner", Cause(cause.who, f"{rejected.name} was rejected", cause.at))
 
 
