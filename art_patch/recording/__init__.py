@@ -14,7 +14,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.recording.delivery import Sink
-    from art_patch.recording.exchange import Ended, Exchange, in_share
+    from art_patch.recording.exchange import Ended, Exchange, Purpose, in_share
     from art_patch.recording.messages import as_responses_request, read_messages_request
     from art_patch.recording.process import begin_exchange, emit, knows, note_call, redacts, set_recorder, settings_of
     from art_patch.recording.recorder import Recorder

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import art_patch as art
+from art_patch.context import Identity
 from art_patch.patching import status
+from art_patch.patching.routing.target import run_of
 from art_patch.types import REPLAY_OF, Route
 from tests.support.patched_sdk import CHAMPION, asked, shadowed
 from tests.support.sdk_samples import ASK, GOES_ON
@@ -52,6 +54,29 @@ def test_upstream_answers_and_the_learner_gets_copies(bench, client, mode):
     assert (own.policy, own.fallback, own.in_control_group, own.shadow_of) == (None, None, False, None)
     assert (copy.policy, copy.shadow_of) == (LEARNER, own.id)
     assert (status().champion, asked(bench)) == (None, [LEARNER])
+
+
+def test_where_a_policy_learns_no_call_pays_for_a_large_prompt(bench, client, monkeypatch):
+    """Every session is copied, so none is hashed; and an image of megabytes is not copied to tell runs apart."""
+    runtime = bench.patch()
+    turn(bench, runtime)
+
+    def hashed(*_: Any) -> str:
+        raise AssertionError("the prompt was copied")
+
+    monkeypatch.setattr("art_patch.patching.routing.target.sticky_key", hashed)
+    client.chat.completions.create(**ASK)
+    shadowed(bench, 1)
+
+    class Content(str):
+        def __repr__(self) -> str:
+            raise AssertionError("the prompt was copied")
+
+    def opening(data: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": Content(data)}}]}]}
+
+    nobody = Identity(None)
+    assert run_of(nobody, opening("a")) == run_of(nobody, opening("a")) != run_of(nobody, opening("b"))
 
 
 @pytest.mark.parametrize("mode", ["off", "record"])

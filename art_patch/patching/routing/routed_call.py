@@ -22,7 +22,7 @@ from art_patch.patching.routing import target as routing
 from art_patch.patching.runtime import Runtime
 from art_patch.patching.sdk.stream_tap import StreamTap, install
 from art_patch.patching.sdk.surfaces import Chat, surface_of
-from art_patch.recording import Exchange, in_share, note_call
+from art_patch.recording import Exchange, Purpose, in_share, note_call
 from art_patch.types import ENGINE_FULL, LEFT_ALONE, REPLAY_OF, UNREACHABLE
 
 # The call that is inside `request` now. `_process_response`, which the SDK calls further down, finds it here.
@@ -84,15 +84,14 @@ class RoutedCall:
 
     def _choose(self, target: routing.Target) -> None:
         """Decide whether a policy or upstream answers the call's session, and who is asked in the background."""
-        key = routing.sticky_key(self._identity, self.options.json_data)
         if target.mode == "shadow" or target.challenger_state == "shadow":
-            self.exchange.shadow = in_share(key, self.runtime.settings.shadow_rate, "shadow")
+            self.exchange.shadow = self._is_in(self.runtime.settings.shadow_rate, "shadow")
         if target.mode == "shadow":
             self.routed = False
         elif target.mode == "canary":
-            self.routed = in_share(key, target.canary_percent / 100, "canary")
+            self.routed = self._is_in(target.canary_percent / 100, "canary")
         if target.champion is not None:
-            is_in = self.routed and in_share(key, target.control_percent / 100, "control")
+            is_in = self.routed and self._is_in(target.control_percent / 100, "control")
         else:
             # Upstream is the champion. Beside a canary its sessions are what the canary is compared with. Without one,
             # its runs are pinned too, so that they stay with it when a test begins.
@@ -103,6 +102,11 @@ class RoutedCall:
             # No shadow is asked, because its copies are compared with the champion's answers.
             self.routed = self.exchange.shadow = False
             self.exchange.in_control_group = True
+
+    def _is_in(self, share: float, purpose: Purpose) -> bool:
+        # Where all sessions are in, or none is, no key is made: that copies the prompt, and images are large.
+        key = routing.sticky_key(self._identity, self.options.json_data) if 0 < share < 1 else ""
+        return in_share(key, share, purpose)
 
     def next_attempt(self) -> Attempt | None:
         """Return the next attempt to ask a policy; `None` if the call goes upstream now."""

@@ -131,14 +131,23 @@ def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
     if identity.trajectory is not None:
         return identity.trajectory.id, False
     messages: Any = body.get("messages")
-    opening: list[str] = []
+    opening: list[Any] = []
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
         fields = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
         if fields.get("role") == "assistant":
             return hash(tuple(opening)), False
-        opening.append(str(fields.get("content")))
+        opening.append(_hashable(fields.get("content")))
     # A conversation without an answer in it begins a new run, even if the same words began a run before.
     return hash(tuple(opening)), True
+
+
+def _hashable(content: Any) -> Any:
+    """Return the content of a message in a form that can be hashed; an image of megabytes is not copied for it."""
+    if isinstance(content, Mapping):
+        return tuple((name, _hashable(value)) for name, value in cast(Mapping[str, Any], content).items())
+    if isinstance(content, list):
+        return tuple(map(_hashable, cast(list[Any], content)))
+    return content if isinstance(content, str) else str(content)
 
 
 class Pins:
