@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,7 +20,7 @@ import typer
 from art_patch import errors
 from art_patch.cli.app import app
 from art_patch.settings import Settings
-from tests.support.docs_pages import GENERATED, PAGES, ROOT, Block, all_blocks, anchors, blocks_of, links
+from tests.support.docs_pages import GENERATED, PAGES, ROOT, Block, all_blocks, anchors, blocks_of, commands, links
 from tests.support.import_graph import ImportGraph
 from tests.support.servers import serving
 from tests.support.tiny import make_tiny_model
@@ -99,28 +98,6 @@ def parse(words: list[str]) -> str:
     if not getattr(command, "invoke_without_command", False) or left:
         command.make_context(name, left, parent=context)
     return " ".join(path)
-
-
-def commands(code: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command of a bash block, without variables set for it and redirections."""
-    for line in code.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        words: list[str] = []
-        redirected = False
-        for word in [*lexer, ";"]:
-            if set(word) <= set("|&;"):
-                while words and re.match(r"\w+=", words[0]):
-                    words.pop(0)
-                if words:
-                    yield words
-                words = []
-            elif set(word) <= set("<>"):
-                redirected = True
-            elif redirected:
-                redirected = False
-            else:
-                words.append(word)
 
 
 def check_bash(block: Block, empty: Path) -> None:

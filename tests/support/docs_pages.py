@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,28 @@ def blocks_of(page: Path) -> Iterator[Block]:
 def all_blocks() -> list[Block]:
     """Return the blocks of the README and of all pages."""
     return [block for page in PAGES for block in blocks_of(page)]
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command of a bash block, without variables set for it and redirections."""
+    for line in code.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        redirected = False
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|&;"):
+                while words and re.match(r"\w+=", words[0]):
+                    words.pop(0)
+                if words:
+                    yield words
+                words = []
+            elif set(word) <= set("<>"):
+                redirected = True
+            elif redirected:
+                redirected = False
+            else:
+                words.append(word)
 
 
 def slug(heading: str) -> str:
