@@ -24,8 +24,10 @@ from typer.testing import CliRunner
 from art_patch.cli.app import app
 from art_patch.demo.judge import serve_stand_in_judge
 from art_patch.errors import ArtPatchError
+from tests.support.command_line import ENVIRONMENT
 from tests.support.cycles import is_foreign
 from tests.support.docs_pages import ROOT, Block, blocks_of, commands
+from tests.support.next_release import next_release
 from tests.support.servers import TEXT, StubServer, serving
 
 PAGE = ROOT / "docs/pages/how-to/day-one-to-production.md"
@@ -311,3 +313,55 @@ def test_each_step_does_what_the_page_says(days: Days):
                 if number == 10 and (switched := SWITCHES.get(shlex.join(words[1:]))):
                     switched(days)
         promise(days)
+
+
+OLDER = """
+import subprocess, sys, time
+import openai
+import art_patch as art
+
+art.patch(project="support-bot")
+client = openai.OpenAI()
+
+def call(text):
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+
+call("one")
+if sys.argv[1] == "late":
+    end = time.monotonic() + 60
+    while not any("StoreTooNew" in each for each in art.status().degraded):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+else:
+    assert art.flush(60)
+    subprocess.run([sys.executable, "-m", "art_patch", "projects"], cwd=sys.argv[1], check=True, stdout=2)
+    call("two")
+    assert art.flush(60)
+    assert art.status().degraded == ()
+"""
+
+
+@pytest.mark.slow
+def test_an_upgrade_in_another_order_loses_no_call(tmp_path: Path):
+    """The job is upgraded first: an app that runs goes on writing; one that starts later keeps its calls in files."""
+    newer = next_release(tmp_path)
+    with serving() as upstream:
+        own = {"ART_PATCH_HOME": str(tmp_path / "home"), "OPENAI_BASE_URL": upstream.url, "OPENAI_API_KEY": "k"}
+        environment = ENVIRONMENT | own | {"PYTHONPATH": str(ROOT)}
+
+        def run(*words: str, cwd: Path = tmp_path, code: int = 0) -> str:
+            changes = {"PYTHONPATH": str(cwd)} if cwd == newer else {}
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=cwd, env=environment | changes, capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            assert done.returncode == code, done.stderr
+            return done.stdout + done.stderr
+
+        def recorded(code: int = 0, **where: Any) -> str:
+            return run("-m", "art_patch", "status", "--project", "support-bot", "--json", code=code, **where)
+
+        run("-c", OLDER, str(newer))
+        run("-c", OLDER, "late")
+        assert "newer release" in recorded(code=12)
+        assert json.loads(recorded(cwd=newer))["recorded"]["calls"] == 3

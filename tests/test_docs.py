@@ -244,8 +244,16 @@ def test_how_a_policy_is_born_names_the_steps_of_a_cycle():
     assert steps <= set(named)
 
 
-def test_the_threat_model_names_tests_that_exist():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/pages/explanation/threat-model.md").read_text())
+@pytest.mark.parametrize("page", ["threat-model", "what-can-go-wrong"])
+def test_the_tests_that_a_page_names_exist(page: str):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / f"docs/pages/explanation/{page}.md").read_text())
     assert len(named) > 20
     missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
     assert missing == []
+
+
+def test_each_thing_that_can_go_wrong_has_its_tests():
+    rows, _, tests = (ROOT / "docs/pages/explanation/what-can-go-wrong.md").read_text().partition("## Tests")
+    numbers = re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert numbers == re.findall(r"^(\d+)\. `tests/", tests, re.MULTILINE)
