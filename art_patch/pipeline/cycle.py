@@ -138,8 +138,7 @@ def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, no
 def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleReport:
     ledger, serves = run.store.ledger, champion and champion.name
     challenger = ledger.challenger()
-    # Where upstream is the champion, the learner leads, or the canary that it has become.
-    leader = ledger.leader() or challenger
+    leader = ledger.leader()
     if leader is None:
         return CycleReport("nothing to do", why_none_serves(run.store), None)
     sweep_leftovers(run, leader)

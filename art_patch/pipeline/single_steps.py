@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from art_patch import gate, promotion, rewards, serving, training
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
@@ -54,7 +54,7 @@ def evaluate(
 
 
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
-    ours, theirs = store.ledger.policy(policy), store.ledger.policy(against) if against else store.ledger.champion()
+    ours, theirs = store.ledger.policy(policy), store.ledger.policy(against) if against else store.ledger.leader()
     if theirs is None and not against:
         raise StoreError(f"there is no policy to compare with: {why_none_serves(store)}")
     if ours == theirs is not None:
@@ -102,6 +102,8 @@ def run_explicit_update(
 ) -> ExplicitUpdate:
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
+    While upstream is the champion, the new policy becomes the learner, and upstream goes on to answer the apps.
+
     It starts from the champion, or anew if `config.start` is "base", and never from a candidate that a gate rejected.
     `evaluation` has ids of groups that are never trained on; every `config.eval_steps` steps they measure the update.
     Raises as `TrainableModel.train` does. If the engine refuses the new policy for good, it is rejected.
@@ -113,9 +115,10 @@ def run_explicit_update(
         config = replace(config, start="champion")
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ledger, read = held.store.ledger, held.store.read
-        champion = ledger.champion()
+        champion = ledger.leader()
         if champion is None:
             raise StoreError(why_none_serves(held.store))
+        state: Literal["champion", "learner"] = "champion" if champion.state == "champion" else "learner"
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at, report = time.time(), held.guarding(progress)
         run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)
@@ -131,7 +134,7 @@ def run_explicit_update(
         if candidate is None:
             return ExplicitUpdate(champion.name, champion.path, reason, metrics)
         try:
-            serves = promotion.promote(ledger, engine, candidate.name, who=who, reason=REASON)
+            serves = promotion.promote(ledger, engine, candidate.name, state=state, who=who, reason=REASON)
         except AdapterRejected as error:
             if error.final:  # the engine would refuse it every time
                 promotion.reject(ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")

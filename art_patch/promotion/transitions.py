@@ -53,12 +53,15 @@ def ensure_loaded(engine: EngineClient, name: str) -> None:
 
 
 def promote(
-    ledger: store.Ledger, engine: EngineClient, name: str, *, who: str, reason: str, metrics: JSON | None = None,
-    now: float | None = None,
+    ledger: store.Ledger, engine: EngineClient, name: str, *, state: Literal["champion", "learner"] = "champion",
+    who: str, reason: str, metrics: JSON | None = None, now: float | None = None,
 ) -> Policy:  # fmt: skip
-    """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed."""
+    """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed.
+
+    While upstream is the champion, a policy may be made the learner in the same way.
+    """
     _prove(ledger, engine, name)
-    policy = ledger.move(name, "champion", who=who, reason=reason, metrics=metrics, now=now)
+    policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, now=now)
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):

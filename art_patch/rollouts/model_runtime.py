@@ -105,14 +105,14 @@ class ModelRuntime:
     @_on_store_thread
     def open(self) -> tuple[str, str | None]:
         """Open the store, start or join the engine, return its address and key; raises like `LocalBackend.register`."""
-        champion, base, joined = self._open_store().ledger.champion(), self._base or "", None
+        champion, base, joined = self._open_store().ledger.leader(), self._base or "", None
         if champion is not None:
             self._check_same_model(champion, base)
         if self._engine is None or self._engine.poll() is not None:  # else the model was registered before
             joined = None if champion is None else self._joined(champion)
             if joined is None:
                 self._address = self._start(base)
-        # After the start: `art-patch serve` writes the base model as champion of a new project.
+        # After the start: `art-patch serve` writes the base model as champion of a new project, or as the learner.
         self._champion()
         return joined or (self._address, None)
 
@@ -252,7 +252,8 @@ class ModelRuntime:
 
     def _champion(self) -> Policy:
         """Look up the policy that serves, send requests to it from now on, and return it."""
-        champion = self._opened().ledger.champion()
+        # While upstream is the champion, scripts train the learner, and no app notices.
+        champion = self._opened().ledger.leader()
         if champion is None:
             raise StoreError(f"no policy serves in the project {self._settings.project!r}; register the model again")
         self.serves = champion.name

@@ -124,3 +124,23 @@ def test_an_update_by_hand_never_continues_what_a_gate_rejected(
         who="test", progress=lambda *_: None,
     )  # fmt: skip
     assert seen == [done]
+
+
+def test_an_update_by_hand_takes_no_calls_from_upstream(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While upstream is the champion, what a script trains is the learner."""
+    store.ledger.add_base("agent@0", "base", "0" * 64, who="test", upstream_answers=True)
+    trained = Policy("agent@1", "base", "0" * 64, "candidate", 2.0, "/none", "agent@0")
+
+    def train_groups(run: Any, *_: Any, **__: Any) -> tuple[Policy, None]:
+        run.metrics["train"] = {}
+        store.ledger.add_candidate(trained, trained_on=[], who="test")
+        return trained, None
+
+    monkeypatch.setattr(train_policy, "train_groups", train_groups)
+    made = run_explicit_update(
+        store, LoadingEngine(says), tmp_path / "adapters", TrainConfig(), [],  # type: ignore[arg-type]
+        who="test", progress=lambda *_: None,
+    )  # fmt: skip
+    assert made.champion == "agent@1"
+    route = store.ledger.route()
+    assert (route.champion, route.learner) == (None, "agent@1")

@@ -60,7 +60,7 @@ def test_a_canary_beside_upstream_serves_if_it_wins_and_learns_on_if_not(place: 
     assert read_route(url) == Route(
         challenger="agent@0", challenger_state="canary", challenger_percent=5, challenger_since=5.0
     )
-    assert place.ledger.leader() is None
+    assert (place.ledger.learner(), place.ledger.leader()) == (None, place.ledger.policy("agent@0"))
     move(place, "agent@0", "learner")
     assert read_route(url) == Route(learner="agent@0")
     move(place, "agent@0", "canary", percent=5)

@@ -172,7 +172,7 @@ def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
 
 
 def _what_is_missing(opened: store.Store) -> str | None:
-    if opened.ledger.leader() is None and opened.ledger.challenger() is None:
+    if opened.ledger.leader() is None:
         return pipeline.why_none_serves(opened)
     return None if opened.read.counts()["calls"] else "no calls are recorded yet; run your agent with art_patch.patch()"
 

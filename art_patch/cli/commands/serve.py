@@ -183,12 +183,12 @@ def _names(advertised: str | None) -> list[str]:
 def _present(ledger: store.Ledger) -> Policy | None:
     """Return the policy that leads, or the last champion: the project's policies are its base's all the same."""
     names = ledger.champions()
-    return ledger.leader() or ledger.challenger() or (ledger.policy(names[-1]) if names else None)
+    return ledger.leader() or (ledger.policy(names[-1]) if names else None)
 
 
 def _serves(ledger: store.Ledger, name: str) -> str | None:
-    champion = ledger.champion()
-    return champion.name if champion is not None and champion.model == name else None
+    leader = ledger.leader()
+    return leader.name if leader is not None and leader.model == name else None
 
 
 def _embedded(

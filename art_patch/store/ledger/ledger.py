@@ -105,9 +105,16 @@ class Ledger(Part):
             return decisions.learner_of(connection)
 
     def leader(self) -> Policy | None:
-        """Return the policy that updates go on from: the champion, or while upstream answers, the learner."""
+        """Return the policy that updates go on from; `None` if there is none yet.
+
+        That is the champion. While upstream answers, it is the learner, or the canary that it has become.
+        """
         with self._database.read() as connection:
-            return decisions.champion_of(connection) or decisions.learner_of(connection)
+            return (
+                decisions.champion_of(connection)
+                or decisions.learner_of(connection)
+                or decisions.challenger_of(connection)
+            )
 
     def champions(self) -> tuple[str, ...]:
         """Return the names of all champions so far, oldest promotion first; a rollback lists one again."""
