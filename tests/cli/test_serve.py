@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +27,7 @@ from art_patch.policies import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
 from art_patch.types import Policy, Route
-from tests.support.command_line import Serving, art_patch
+from tests.support.command_line import ENVIRONMENT, Serving, art_patch
 from tests.support.engines import serve
 from tests.support.servers import serving
 from tests.support.tiny import make_tiny_adapter
@@ -98,6 +101,58 @@ def test_who_must_serve_stays_or_comes_back(tmp_path: Path, base: Path, store: S
         assert said.startswith("project default: calls of its apps are recorded with their texts in sqlite:///")
     finally:
         server.stop()
+
+
+BOT = """
+import sys
+import openai
+import art_patch as art
+
+art.patch()
+client = openai.OpenAI(api_key="k", base_url=sys.argv[1], max_retries=0)
+for number in range(int(sys.argv[2])):
+    with art.trajectory(session_id=f"visit {sys.argv[3]} {number}"):
+        question = {"role": "user", "content": f"question {number}"}
+        client.chat.completions.create(model="gpt-x", messages=[question], max_tokens=4)
+        if number % 5 == 0:  # which no policy can answer
+            client.chat.completions.create(model="gpt-x", messages=[question], store=True)
+while art.status().shadowed < int(sys.argv[4]):
+    pass
+assert art.flush(30)
+"""
+
+
+@pytest.mark.slow
+def test_a_base_learns_beside_upstream_until_it_takes_over(tmp_path: Path, base: Path):
+    """With `--take-over` every call that a policy can answer goes to it, from the first one on."""
+
+    def ask(calls: int, what: str, copies: int = 0) -> None:
+        command = [sys.executable, "-c", BOT, upstream.url, str(calls), what, str(copies)]
+        subprocess.run(command, env=ENVIRONMENT | {"ART_PATCH_HOME": str(tmp_path)}, check=True, timeout=120)
+
+    def answered(what: str) -> Counter[str | None]:
+        with closing(open_store(f"sqlite:///{tmp_path}/default/store.db")) as opened:
+            runs = [
+                run for run in opened.read.recent(limit=500) if (run.info.session_id or "").startswith(f"visit {what}")
+            ]
+        return Counter(call.policy for run in runs for call in run.calls if call.shadow_of is None)
+
+    with serving() as upstream:
+        ask(5, "before")
+        server = Serving(base, tmp_path)
+        try:
+            assert (server.ready["champion"], server.ready["learner"]) == (None, "agent@0")
+            ask(20, "learning", copies=20)
+            assert answered("learning") == {None: 24}
+        finally:
+            server.stop()
+        server = Serving(base, tmp_path, "--take-over")
+        try:
+            assert (server.ready["champion"], server.ready["learner"]) == ("agent@0", None)
+            ask(50, "taken over")
+            assert answered("taken over") == {"agent@0": 50, None: 10}
+        finally:
+            server.stop()
 
 
 def test_status_says_that_the_champion_is_not_loaded(tmp_path: Path, base: Path, store: Store):
