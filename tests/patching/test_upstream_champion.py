@@ -11,7 +11,7 @@ import pytest
 import art_patch as art
 from art_patch.context import Identity
 from art_patch.patching import status
-from art_patch.patching.routing.target import run_of
+from art_patch.patching.routing.target import run_of, sticky_key
 from art_patch.types import REPLAY_OF, Route
 from tests.support.patched_sdk import CHAMPION, asked, shadowed
 from tests.support.sdk_samples import ASK, GOES_ON
@@ -158,3 +158,22 @@ def test_a_call_that_no_policy_can_answer_is_on_no_side(bench, client):
         with art.trajectory(session_id=f"s{session}"):
             client.chat.completions.create(**ASK, store=True)
     assert {(call.policy, call.in_control_group) for call in bench.sink.calls} == {(None, False)}
+
+
+def test_an_unnamed_session_is_known_by_the_length_and_the_end_of_what_opens_it():
+    def key(*messages: Any, **body: Any) -> str:
+        return sticky_key(Identity(), {"messages": [{"role": "user", "content": said} for said in messages]} | body)
+
+    long = "You are a helpful assistant. " * 400
+    picture = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5_000_000}},
+    ]
+    keys = [key(said) for said in (long, long + "?", picture, [picture[0]], "", None, ["?"], {"text": "?"})]
+    keys += [key(long, "hi"), key("hi", instructions="be kind"), key("hi")]
+    assert len(set(keys)) == len(keys)
+    assert max(map(len, keys)) < 2_000
+    # What follows the first answer is not the opening.
+    said = (("user", "hi"), ("assistant", "yes?"), ("user", "x"))
+    goes_on = [{"role": role, "content": content} for role, content in said]
+    assert sticky_key(Identity(), {"messages": goes_on}) == key("hi")

@@ -104,7 +104,7 @@ class RoutedCall:
             self.exchange.in_control_group = True
 
     def _is_in(self, share: float, purpose: Purpose) -> bool:
-        # Where all sessions are in, or none is, no key is made: that copies the prompt, and images are large.
+        # Where all sessions are in, or none is, no key is made.
         key = routing.sticky_key(self._identity, self.options.json_data) if 0 < share < 1 else ""
         return in_share(key, share, purpose)
 

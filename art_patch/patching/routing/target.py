@@ -14,7 +14,6 @@ cool-down starts again. If the outcome of the probe is never reported, another c
 """
 
 import http.client
-import json
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -226,21 +225,40 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
 
 
 def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages."""
+    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages.
+
+    Of each message these are its length and its end, so that a long system prompt or a picture costs the app no time.
+    """
     info = identity.trajectory
     if info is not None:
         return info.session_id or info.id
     said: Any = body.get("messages") or body.get("input") or body.get("prompt")
     # Those that an agent sends again with each of its calls: everything up to the first answer.
-    opening: list[Any] = [body.get("instructions")]
+    opening = [_gist(body.get("instructions"))]
     for message in cast(list[Any], said) if isinstance(said, list) else [said]:
-        if isinstance(message, Mapping) and cast(Mapping[str, Any], message).get("role") not in _BEFORE_THE_ANSWER:
-            break
-        opening.append(message)
-    return json.dumps(opening, default=repr)
+        if isinstance(message, Mapping):
+            fields = cast(Mapping[str, Any], message)
+            if fields.get("role") not in _BEFORE_THE_ANSWER:
+                break
+            opening.append(_gist(fields.get("content")))
+        else:
+            opening.append(_gist(message))
+    return "\n".join(opening)
 
 
 _BEFORE_THE_ANSWER = ("system", "developer", "user")
+
+_END_CHARS = 256
+
+
+def _gist(content: Any) -> str:
+    if isinstance(content, str):
+        return f"{len(content)}:{content[-_END_CHARS:]}"
+    if isinstance(content, Mapping):
+        return f"{{{','.join(map(_gist, cast(Mapping[str, Any], content).values()))}}}"
+    if isinstance(content, list | tuple):
+        return f"[{','.join(map(_gist, cast(list[Any], content)))}]"
+    return repr(content)[:_END_CHARS]
 
 
 class Breaker:
