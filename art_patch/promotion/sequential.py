@@ -166,7 +166,7 @@ def decide(
     # In this order: a rollback needs no other condition, a promotion needs all of them.
     if worse:
         return WatchVerdict("roll back", worse, metrics)
-    missing = bars or _missing(evidence, state, config)
+    missing = bars or _missing(evidence, state, config) or _contradicts(found, config)
     if better and not missing:
         return WatchVerdict("promote", better, metrics)
     begun, arrive = evidence.challenger.sessions + evidence.champion.sessions, evidence.sessions_a_day(hours)
@@ -207,6 +207,14 @@ def decide_control(evidence: Evidence, *, begin: float, config: CanaryConfig) ->
         return WatchVerdict("roll back", worse, metrics)
     told = [one.sentence for one in found if one.says == "unequal"]
     return WatchVerdict("go on", "; ".join(told) or "not proven worse than upstream", metrics)
+
+
+def _contradicts(found: Sequence["_Finding"], config: CanaryConfig) -> str:
+    """Return a signal by which a policy that may be a little worse seems worse: one that says little outvotes none."""
+    for one in found if config.margin < 0 else ():
+        if one.signal.promotes and one.says in ("open", "silent") and one.metrics["difference"] < config.margin:
+            return f"by {one.signal.words} it seems worse, by {-one.metrics['difference']:.3f}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,13 @@ def test_a_base_learns_beside_upstream_until_it_takes_over(tmp_path: Path, base:
             assert answered("taken over") == {"agent@0": 50, None: 10}
         finally:
             server.stop()
+        with closing(open_store(f"sqlite:///{tmp_path}/default/store.db")) as opened:
+            opened.ledger.move("agent@0", "learner", who="test", reason="worse than upstream")
+        server = Serving(base, tmp_path, "--take-over")  # as a service does that is restarted
+        try:
+            assert (server.ready["champion"], server.ready["learner"]) == (None, "agent@0")
+        finally:
+            server.stop()
 
 
 def test_status_says_that_the_champion_is_not_loaded(tmp_path: Path, base: Path, store: Store):

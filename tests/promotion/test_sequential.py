@@ -257,6 +257,18 @@ def test_a_negative_margin_promotes_what_is_not_worse():
     assert (verdict.action, "not worse by 0.2" in verdict.reason) == ("promote", True)
 
 
+def test_a_reward_that_says_little_does_not_outvote_feedback():
+    """Where a policy may be a little worse, a reward that is nearly always 1 proves that alone."""
+    config = replace(CONFIG, margin=-0.05)
+    always = coins(1.0, 1.0, n=4_000, share=0.5)
+    worse = coins(0.7, 0.9, n=40, share=0.5)  # too few to prove it
+    verdict = said(reward=always, feedback=worse, config=config)
+    assert verdict.action == "go on"
+    assert "by people's feedback it seems worse, by 0." in verdict.reason
+    assert said(reward=always, feedback=coins(0.9, 0.9, n=40, share=0.5), config=config).action == "promote"
+    assert said(reward=always, config=config).action == "promote"
+
+
 def test_every_figure_is_there_and_is_json():
     verdict = said(reward=sessions(0.25, 0.75, n=30), latency_ms=[*sessions(20.0, 10.0, n=30)])
     metrics = json.loads(json.dumps(verdict.metrics, allow_nan=False))

@@ -128,7 +128,8 @@ def serve(
         served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who,
         upstream_answers=not take_over and opened.read.upstream_answers(),
     )  # fmt: skip
-    if take_over and opened.ledger.champion() is None and (leads := _present(opened.ledger)) is not None:
+    # What was taken back from the calls once, as by the control group, does not come back by a restart of the server.
+    if take_over and (leads := opened.ledger.learner()) is not None and leads.name not in opened.ledger.champions():
         opened.ledger.move(leads.name, "champion", who=who, reason="taken over by hand, without a proof")
     here: list[str] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
