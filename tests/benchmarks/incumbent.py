@@ -2,8 +2,8 @@
 
 ::
 
-    python tests/benchmarks/incumbent.py [--json] [--only control loop never take_over] [--draws 20] [--large]
-                                            [--seeds 1 2 3 4 5] [--home DIRECTORY]
+    python tests/benchmarks/incumbent.py [--json] [--only control drift loop never overhead take_over] [--draws 20]
+                                            [--large] [--seeds 1 2 3 4 5] [--home DIRECTORY]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met. `control` takes minutes on two cores; `--large` adds 5,000 sessions a day and takes an hour.
@@ -18,6 +18,9 @@ The parts with real processes, see `incumbent_loop.py`:
   `promoted_share`: seeds in which a trained policy came to serve; `share_after`: its true success, worst seed.
 - `never`: a base whose updates change nothing, 30 cycles: `never_promoted`, and `never_canaries` tests on the sessions.
 - `take_over`: the share of the calls that a policy answers with `serve --take-over`.
+
+Two small parts: `drift` counts comparisons with a model that upstream no longer has (`alias_drift`), and `overhead`
+what a call costs more with a control group, a learner or a canary beside upstream (`*_added_us_*`).
 
 `control`: each draw is the traffic of a champion and its control group as the store would hand it over, decided by
 `promotion.evidence_of` and `promotion.decide_control` as they are shipped, from the last 28 days before each look.
@@ -50,7 +53,7 @@ sys.path.insert(0, str(ROOT))
 from art_patch.promotion import CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
 from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
-from tests.benchmarks import incumbent_loop  # noqa: E402
+from tests.benchmarks import incumbent_drift, incumbent_loop, incumbent_overhead  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 DAY = 86_400.0
@@ -66,6 +69,10 @@ TARGETS = (
     Target("degraded_found_500_5", 0.95, None, "of these, within 8 days"),
     Target("degraded_days_5000_5", None, 0.5, "the same with 5,000 sessions a day"),
     Target("judge_bias_days_5000_5", None, 21, "days until feedback undid what a judge liked, 90th percentile"),
+    Target("alias_drift", None, 0, "comparisons with a model that upstream no longer has"),
+    Target("alias_drift_later", 1, None, "comparisons with the later one, fewest of all tests"),
+    Target("control_added_us_named", None, 5, "added to a call by the control group, us"),
+    Target("learner_added_us_named", None, 5, "added to a call by a learner, us"),
     Target("judge_bias_days_5000_20", None, 7, "the same with a control group of 20 %"),
 )
 
@@ -171,7 +178,7 @@ def control(draws: int, *, large: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parts = ("control", "loop", "never", "take_over")
+    parts = ("control", "drift", "loop", "never", "overhead", "take_over")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
@@ -183,6 +190,10 @@ def main() -> None:
     metrics = control(asked.draws, large=asked.large) if "control" in asked.only else {}
     with tempfile.TemporaryDirectory() as temporary:
         home = (asked.home or Path(temporary)).absolute()
+        if "drift" in asked.only:
+            metrics |= incumbent_drift.alias_drift(Path(temporary))
+        if "overhead" in asked.only:
+            metrics |= incumbent_overhead.overhead()
         if "loop" in asked.only:
             metrics |= incumbent_loop.summary([incumbent_loop.loop(home, seed) for seed in asked.seeds])
         if "never" in asked.only:

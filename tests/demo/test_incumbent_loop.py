@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.demo.shop import Task, is_success, make_tasks, run_tool
+from tests.benchmarks import incumbent_drift
 from tests.benchmarks.incumbent_loop import WINDOW, take_over, worst
 from tests.benchmarks.incumbent_world import DATED, RIGHT, Provider, bot
 
@@ -50,3 +51,9 @@ def test_the_bot_names_its_sessions_and_rewards_them():
 def test_a_policy_that_takes_over_answers_every_call(tmp_path: Path):
     figures = take_over(tmp_path, 1, count=30)
     assert (figures["take_over"], figures["take_over_calls"], figures["take_over_fell_back"]) == (1.0, 60, 0)
+
+
+def test_no_comparison_uses_a_model_that_upstream_no_longer_has(tmp_path: Path):
+    found = incumbent_drift.alias_drift(tmp_path)
+    assert found["alias_drift"] == 0
+    assert found["alias_drift_later"] >= 20  # of the held-out prompts, which are the fewest
