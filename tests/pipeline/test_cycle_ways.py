@@ -139,24 +139,25 @@ def test_who_was_tested_against_a_champion_that_a_person_replaced_meanwhile_is_r
 
     report = retrain(place.store, place.client, judge, place.adapters, TRAINING, who="test", progress=work, now=100.0)
     assert (report.outcome, report.champion) == ("rejected", "agent@7")
-    assert report.reason == "agent@7 serves since; it was tested against agent@0"
+    assert report.reason == "agent@7 is champion since; it was tested against agent@0"
     assert place.states() == {"agent@0": "retired", "agent@7": "champion", "agent@1": "rejected"}
 
 
 @pytest.mark.parametrize("promotion", ["auto", "canary"])
-def test_who_beat_a_champion_that_was_retired_meanwhile_waits_for_a_person(place: Place, judge: Judge, promotion: Any):
+def test_who_beat_a_champion_that_upstream_replaced_meanwhile_learns(place: Place, judge: Judge, promotion: Any):
     rewarded_traffic(place)
 
     def work(stage: str, done: int, total: int, note: str = "") -> None:
         if stage == "gate: judge" and place.store.ledger.champion() is not None:
-            place.store.ledger.move("agent@0", "retired", who="the server", reason="worse than upstream")
+            place.store.ledger.move("agent@0", "learner", who="the server", reason="worse than upstream")
 
     config = replace(TRAINING, promotion=promotion)
     report = retrain(place.store, place.client, judge, place.adapters, config, who="test", progress=work, now=100.0)
-    assert (report.outcome, report.champion) == ("waits for approval", None)
-    assert "upstream answers since agent@0 was retired" in report.reason
-    assert place.states() == {"agent@0": "retired", "agent@1": "candidate"}
-    assert place.store.ledger.route().champion is None
+    assert (report.outcome, report.champion) == ("learns", None)
+    assert report.reason.startswith("better than agent@0: ")
+    assert place.states() == {"agent@0": "retired", "agent@1": "learner"}
+    route = place.store.ledger.route()
+    assert (route.champion, route.learner) == (None, "agent@1")
 
 
 def test_a_cycle_that_fails_leaves_a_report_too(place: Place):
