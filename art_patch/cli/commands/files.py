@@ -251,8 +251,7 @@ class _Source:
     def _by_group(self) -> Iterator[_Page]:
         pairs = self.form.format == "preference"
         for key, scenario, how, ids in islice(self._groups(), self.limit):
-            # In grpo the trajectories are looked at once more, by `_prompt`, and counted there.
-            page = _Page(len(ids) if pairs else 0)
+            page = _Page(len(ids) if pairs else 0)  # in grpo `_prompt` looks at them once more, and counts them
             if not (ids := self._may_teach(ids, page)):
                 yield page
                 continue
@@ -269,11 +268,9 @@ class _Source:
             yield page
 
     def _may_teach(self, ids: Sequence[str], page: _Page) -> list[str]:
-        """Return those of the trajectories that may be learned from, and count the others."""
-        # Files in these formats are made to train on. One of whole trajectories keeps all of them, with the mark.
+        """Return those of the trajectories that may be learned from; count the others, which no training file holds."""
         allowed = self.opened.consent.learned_from(ids)
-        if len(allowed) < len(ids):
-            page.skipped["it may not be learned from"] += len(ids) - len(allowed)
+        page.skipped += Counter({"it may not be learned from": len(ids) - len(allowed)})  # adds nothing where that is 0
         return [key for key in ids if key in allowed]
 
     def _groups(self) -> Iterator[tuple[str, str, str, list[str]]]:

@@ -147,15 +147,9 @@ class Ledger(Part):
             return decisions.challenger_of(connection)
 
     def add_base(
-        self,
-        name: str,
-        base: str,
-        base_sha256: str,
-        *,
-        who: str,
-        upstream_answers: bool = False,
+        self, name: str, base: str, base_sha256: str, *, who: str, upstream_answers: bool = False,
         now: float | None = None,
-    ) -> Policy:
+    ) -> Policy:  # fmt: skip
         """Store the base model as the policy `name`, which is `NAME@0`, and return that policy.
 
         If there is neither a champion nor a learner, it becomes champion; with `upstream_answers`, it becomes the
