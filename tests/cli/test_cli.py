@@ -200,7 +200,7 @@ def test_a_control_group_is_set_and_shown(tmp_path: Path):
     assert said.startswith("mode of default: route; 5 % of the sessions stay with upstream; running apps follow")
     route = read_route(f"sqlite:///{tmp_path}/default/store.db")
     assert (route.mode, route.control_percent) == ("route", 5)
-    assert "5 % of the sessions stay with upstream" in art_patch("status", home=tmp_path).stdout
+    assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["control_percent"] == 5
     assert json.loads(art_patch("mode", "--control", "0", "--json", home=tmp_path).stdout)["control_percent"] == 0
     for percent in ("-1", "51"):
         assert art_patch("mode", "--control", percent, home=tmp_path).returncode == 2

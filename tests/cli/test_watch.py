@@ -18,6 +18,7 @@ from art_patch.policies import base_fingerprint
 from art_patch.promotion.evidence import SETTLE_S
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
+from tests.support.command_line import without_first_words
 from tests.support.tiny import make_tiny_adapter
 
 NEW, OLD = "agent@1", "agent@0"
@@ -142,8 +143,8 @@ def test_a_server_looks_after_a_canary_by_itself(project: Project, base: Path, r
         server.terminate()
         _, stderr = server.communicate(timeout=30)
     assert server.returncode == 0
-    told = [line for line in stderr.splitlines() if line]
-    assert all("was promoted" in line or "was rejected" in line for line in told), told
+    told = [line for line in without_first_words(stderr).splitlines() if line]
+    assert all(": promoted: " in line or ": rejected: " in line for line in told), told
 
 
 def _next(project: Project) -> Policy:

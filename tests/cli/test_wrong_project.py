@@ -26,6 +26,7 @@ KNOWN = {
     "watch": ["--once"],
     "history": [],
     "diff": ["agent@0", "agent@1"],
+    "consent": ["--user", "u1", "--withdraw"],
     "report": [],
     "analytics": [],
     "export": ["out.jsonl"],

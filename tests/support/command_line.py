@@ -66,4 +66,15 @@ class Serving:
         if self.process.poll() is None:
             self.process.send_signal(how)
         _, stderr = self.process.communicate(timeout=30)
-        return self.process.returncode, stderr
+        return self.process.returncode, without_first_words(stderr)
+
+
+def without_first_words(stderr: str) -> str:
+    """What a process said, without what the first `serve` or `retrain` of a project tells about its data."""
+    lines = stderr.splitlines(keepends=True)
+    begins = next((n for n, line in enumerate(lines) if ": calls of its apps are recorded with " in line), None)
+    return stderr if begins is None else "".join(lines[:begins] + lines[begins + FIRST_WORDS :])
+
+
+FIRST_WORDS = 4
+"""Lines that the first start of a project prints."""
