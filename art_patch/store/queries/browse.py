@@ -179,7 +179,9 @@ class Browser(Part):
                 found[one["id"]] = one | {"tags": tuple(one["tags"])}
             by_policy = select(_C.trajectory_id, _C.policy, *sums.values()).group_by(_C.trajectory_id, _C.policy)
             # One row per policy: their sums are added up here, and the policies are listed.
-            for key, policy, *numbers in rows_in(connection, by_policy.order_by(_C.policy), _C.trajectory_id, ids):
+            for key, policy, *numbers in rows_in(
+                connection, by_policy.order_by(_C.policy.is_not(None), _C.policy), _C.trajectory_id, ids
+            ):
                 values = found.get(key, {})
                 for name, number in zip(sums, numbers, strict=True):
                     values[name] = values.get(name, 0) + int(number or 0)
