@@ -113,8 +113,7 @@ class Settings(BaseModel):
     """Sessions that the canary and the champion each need before the canary may be promoted."""
 
     canary_margin: float = Field(default=0.0, gt=-1, lt=1)
-    """How much better than the champion's the canary's rewards or feedback must be, on a scale from 0 to 1. With a
-    negative margin the canary may be worse than the champion by up to that much."""
+    """How much better than the champion's a canary's rewards or feedback must be, 0 to 1. Below 0: it may be worse."""
 
     max_loss: Annotated[float, Option(env=True)] = Field(default=0.05, ge=0, lt=1)
     """How much worse than upstream a policy may be that takes its place, on a scale from 0 to 1."""
@@ -133,7 +132,8 @@ class Settings(BaseModel):
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
-    """File with the engine's key, mode 600, for apps on other machines. Default: `serve`'s own copy of it."""
+    """File with the engine's key, mode 600, for apps on other machines. Default: `engine.key` in the project's
+    directory, where `art-patch serve` keeps a copy of its key."""
 
     engines: tuple[str, ...] = ()
     """Addresses that may be engines, such as `http://10.0.0.7:8700/v1`, separated by commas in the variable. Default:
@@ -173,7 +173,8 @@ class Settings(BaseModel):
 
     spool_mib: int = Field(default=1024, ge=0)
     """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them. What one
-    leaves there, another takes over. 0: none; an app that is killed loses the calls of the last `flush_interval_s`."""
+    leaves there, another takes over. 0: no spool; then an app that is killed loses the calls of the last
+    `flush_interval_s`, and all of its first second."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
     """Seconds that the writer collects calls before it writes a batch."""
@@ -277,7 +278,8 @@ class Settings(BaseModel):
     def _are_integrations(cls, value: Any) -> Any:
         if value in ("auto", "off"):
             return value
-        return tuple(name for each in (value.split(",") if isinstance(value, str) else value) if (name := each.strip()))
+        names: Any = value.split(",") if isinstance(value, str) else value
+        return tuple(text for name in names if (text := str(name).strip()))
 
     @field_validator("engines", "imitate_models", mode="before")
     @classmethod

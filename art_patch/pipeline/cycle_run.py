@@ -190,8 +190,9 @@ def champion_name(run: Cycle) -> str | None:
 
 def why_none_serves(store: "Store") -> str:
     """Return why a project without a champion has none, and what to do."""
-    if (learner := store.ledger.learner()) is not None:
-        return f"{learner.name} learns, upstream answers"
+    if (leader := store.ledger.leader()) is not None:
+        does = "learns" if leader.state == "learner" else "is tested"
+        return f"{leader.name} {does}, upstream answers"
     if not store.ledger.champions():
         known = store.ledger.policies()
         if known and all(policy.state in ("rejected", "retired") for policy in known):

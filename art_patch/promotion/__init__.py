@@ -7,7 +7,7 @@ whether the policy under test (canary or shadow; `challenger` in the code) is be
 
 from art_patch.promotion.evidence import evidence_of
 from art_patch.promotion.gains import with_gains
-from art_patch.promotion.notice import LOSSES, days_to_notice, look_in_words, notices
+from art_patch.promotion.notice import look_in_words, notices
 from art_patch.promotion.sequential import RAMP, CanaryConfig, WatchVerdict, decide, decide_control
 from art_patch.promotion.transitions import (
     challenge, change_share, end_test, ensure_loaded, give_up, promote, reject, rollback, unwanted, wanted,

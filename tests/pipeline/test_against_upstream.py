@@ -20,7 +20,7 @@ from art_patch.errors import EngineError
 from art_patch.gate import GateConfig, Verdict
 from art_patch.pipeline import CycleConfig, control_once, retrain, watch_once
 from art_patch.pipeline.against_upstream import KEY, compare_learner, standing, what_is_missing
-from art_patch.pipeline.cycle_run import Cycle, CycleReport
+from art_patch.pipeline.cycle_run import Cycle, CycleReport, why_none_serves
 from art_patch.promotion import CanaryConfig, rollback
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
@@ -376,6 +376,12 @@ def test_rolling_back_the_first_champion_brings_upstream_back(store: Store):
     assert rollback(store.ledger, None, who="me", reason="complaints").state == "learner"
     route = store.ledger.route()
     assert (route.champion, route.learner) == (None, LEARNER)
+
+
+def test_a_server_that_starts_says_what_learns_or_is_tested(store: Store):
+    assert why_none_serves(store) == "agent@0 learns, upstream answers"
+    store.ledger.move(LEARNER, "canary", who="test", reason="as good", percent=5)
+    assert why_none_serves(store) == "agent@0 is tested, upstream answers"
 
 
 def test_rolling_back_during_the_test_brings_upstream_back(store: Store):

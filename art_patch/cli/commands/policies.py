@@ -82,6 +82,9 @@ def promote(
 def rollback(project: ActingProject, reason: Annotated[str, REASON] = "rolled back by hand") -> None:
     """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
 
+    Beside upstream, a policy that is tested is not rejected but learns on. If the champion has taken upstream's place,
+    upstream answers again, and the policy learns on.
+
     It also works while the engine is down.
     """
     with project.opened() as (settings, opened):

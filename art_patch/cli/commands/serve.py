@@ -124,9 +124,10 @@ def serve(
     else:
         served = _vllm(model, vllm, extra, choice, checkpoint, settings)
     # The base is noted as a policy; it leads only if no other does.
+    on_record = opened.read.upstream_answers()
     opened.ledger.add_base(
         served.base_policy, str(checkpoint.directory.absolute()), checkpoint.sha256, who=who,
-        upstream_answers=not take_over and opened.read.upstream_answers(),
+        upstream_answers=on_record and not take_over,
     )  # fmt: skip
     # What was taken back from the calls once, as by the control group, does not come back by a restart of the server.
     if take_over and (leads := opened.ledger.learner()) is not None and leads.name not in opened.ledger.champions():
@@ -149,6 +150,9 @@ def serve(
         if not project.answered(facts | {"models": served.policies(), "engine": kind}):
             said = f"[b]{serves}[/] serves" if serves else f"{pipeline.why_none_serves(opened)}; the engine is"
             output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
+            if serves and not on_record:
+                why = "no answer of a provider is on record, so it answers every call that a policy can, untested"
+                output.stdout().print(why, style="dim")
 
     try:
         # Only the champion must load. A policy that is tested or learns and whose files are damaged is left out.

@@ -130,23 +130,14 @@ def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
     if identity.trajectory is not None:
         return identity.trajectory.id, False
     messages: Any = body.get("messages")
-    opening: list[Any] = []
+    opening: list[str] = []
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
         fields = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
         if fields.get("role") == "assistant":
             return hash(tuple(opening)), False
-        opening.append(_hashable(fields.get("content")))
+        opening.append(_gist(fields.get("content")))
     # A conversation without an answer in it begins a new run, even if the same words began a run before.
     return hash(tuple(opening)), True
-
-
-def _hashable(content: Any) -> Any:
-    """Return the content of a message in a form that can be hashed; an image of megabytes is not copied for it."""
-    if isinstance(content, Mapping):
-        return tuple((name, _hashable(value)) for name, value in cast(Mapping[str, Any], content).items())
-    if isinstance(content, list):
-        return tuple(map(_hashable, cast(list[Any], content)))
-    return content if isinstance(content, str) else str(content)
 
 
 class Pins:
@@ -225,10 +216,7 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
 
 
 def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages.
-
-    Of each message these are its length and its end, so that a long system prompt or a picture costs the app no time.
-    """
+    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages."""
     info = identity.trajectory
     if info is not None:
         return info.session_id or info.id
@@ -252,6 +240,7 @@ _END_CHARS = 256
 
 
 def _gist(content: Any) -> str:
+    """Return the length and the end of a message, so that a long system prompt or a picture costs the app no time."""
     if isinstance(content, str):
         return f"{len(content)}:{content[-_END_CHARS:]}"
     if isinstance(content, Mapping):

@@ -100,11 +100,7 @@ class Wrapping:
             if around is not None and around.covers(options):
                 # The same call once more: an older wrapper of ours, below another instrumentation's.
                 return wrapped(*args, **kwargs)
-            if (asked := without_learn_header(client, options)) is not None:
-                options, learn = asked
-                args, kwargs = _with_options(options, args, kwargs)
-            else:
-                learn = True
+            options, args, kwargs, learn = _without_learn_header(client, options, args, kwargs)
             routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), False, learn)
             if routed_call is None and around is None:
                 return wrapped(*args, **kwargs)
@@ -151,11 +147,7 @@ class Wrapping:
             options, around = _options(args, kwargs), PENDING.get()
             if around is not None and around.covers(options):
                 return await wrapped(*args, **kwargs)
-            if (asked := without_learn_header(client, options)) is not None:
-                options, learn = asked
-                args, kwargs = _with_options(options, args, kwargs)
-            else:
-                learn = True
+            options, args, kwargs, learn = _without_learn_header(client, options, args, kwargs)
             routed_call = begin(self._runtime(client), client, options, kwargs.get("stream", False), True, learn)
             if routed_call is None and around is None:
                 return await wrapped(*args, **kwargs)
@@ -269,6 +261,16 @@ def _ask(original: Any, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[st
     """Send an attempt through its engine client. For an asynchronous client, return the coroutine that sends it."""
     args, kwargs = _with_options(attempt.options, args, kwargs)
     return original.__get__(attempt.engine_client)(*args, **kwargs)
+
+
+def _without_learn_header(
+    client: Any, options: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
+    """Return options and arguments without the header for us, and whether it lets the run be learned from."""
+    if (found := without_learn_header(client, options)) is None:
+        return options, args, kwargs, True
+    options, learn = found
+    return options, *_with_options(options, args, kwargs), learn
 
 
 def _with_options(options: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
