@@ -319,7 +319,10 @@ def test_sigterm_to_the_server_alone_lets_it_finish_and_leaves_nothing(engine: s
             reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
         assert reasons[-1] in ("stop", "length")
         _, stderr = server.communicate(timeout=60)
-        assert (server.returncode, stderr) == (0, "")
+        first_start = ["project ", "judging sends ", "training on the provider's answers is off", "users opt out "]
+        said = stderr.splitlines()
+        assert (server.returncode, len(said)) == (0, len(first_start)), stderr
+        assert all(line.startswith(begins) for line, begins in zip(said, first_start, strict=True)), stderr
         assert ends(mark), marked(mark)
         store = home / ENV_FILE["ART_PATCH_PROJECT"] / "store.db"
         assert read_route(f"sqlite:///{store}").base_url is None

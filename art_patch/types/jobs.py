@@ -9,8 +9,14 @@ The states of a policy and the allowed changes between them (moves) are one tabl
                  |           |       +--+ another share of the sessions
                  +-----------+-------+--> rejected
 
-The states `shadow` and `canary` may be skipped. At most one policy is champion, and at most one is under test, in
-`shadow` or `canary`. Every change is recorded with its author, time and reason.
+Beside upstream (the provider answers, and there is no champion)::
+
+    (new) -> candidate -> learner <-> canary -> champion
+                             ^                     |
+                             +---------------------+ proven worse than upstream
+
+The states `shadow` and `canary` may be skipped. At most one policy is champion, at most one is learner, and at most one
+is under test, in `shadow` or `canary`. Every change is recorded with its author, time and reason.
 """
 
 from collections.abc import Mapping

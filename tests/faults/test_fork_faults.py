@@ -176,7 +176,7 @@ while forked < asked or art.status().recorded == 0:
         os.read(over, 1)  # the parent is to open the store first
         client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
         call(f"child {len(children)}")
-        os._exit(0 if art.flush(20) else 9)
+        os._exit(0 if art.flush(60) else 9)
     children.append(child)
     forked = these
 os.close(ends_when_over)

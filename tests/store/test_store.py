@@ -193,7 +193,7 @@ def test_a_promotion_moves_the_route_and_retires_the_old_champion(store: Store, 
 @pytest.mark.parametrize(
     ("step", "to", "words"),
     [
-        (1, "retired", "only become shadow, canary, champion or rejected"),
+        (1, "retired", "only become learner, shadow, canary, champion or rejected"),
         (0, "champion", "already champion"),
         (0, "rejected", "only become retired"),
     ],

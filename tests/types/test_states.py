@@ -35,7 +35,7 @@ def test_what_is_not_in_the_table_is_refused(before: PolicyState | None, after: 
         (
             "champion",
             "rejected",
-            "only become retired, which `art-patch rollback` does, or the promotion of another",
+            "only become retired or learner, which `art-patch rollback` does, or the promotion of another",
         ),
         ("shadow", "shadow", "already shadow"),
         ("rejected", "canary", "it stays that way: train a new candidate"),
