@@ -16,7 +16,8 @@ The parts with real processes, see `incumbent_loop.py`:
   ones, worst seed. A policy's true success is that on the session's question, 0 or 1, so there is chance in it: which
   questions came. `worst_window_overall` takes its success over all questions, `worst_window_sampled` what was answered.
   `promoted_share`: seeds in which a trained policy came to serve; `share_after`: its true success, worst seed.
-- `never`: a base whose updates change nothing, 30 cycles: `never_promoted`, and `never_canaries` tests on the sessions.
+- `never`: a base that learns, but too slowly to reach its provider, in 30 cycles: `never_promoted`, `never_canaries`
+  tests on the sessions, `never_learners` replaced by a candidate; `never_best`: true success of the best learner.
 - `take_over`: the share of the calls that a policy answers with `serve --take-over`.
 
 Two small parts: `drift` counts comparisons with a model that upstream no longer has (`alias_drift`), and `overhead`

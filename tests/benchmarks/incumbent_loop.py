@@ -168,10 +168,10 @@ def summary(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def never(home: Path, seed: int, *, cycles: int = NEVER_CYCLES) -> dict[str, Any]:
-    """A base whose updates change nothing: it multiplies in few cases, and never more."""
+    """A base that learns too slowly to reach its provider: updates of rank 1 at a tenth of the learning rate."""
     config = replace(
         CYCLE,
-        train=replace(CYCLE.train, learning_rate=1e-9, epochs=1, minibatches=1),
+        train=replace(CYCLE.train, learning_rate=CYCLE.train.learning_rate / 10, lora_rank=1, lora_alpha=2),
         resample=replace(SINGLE_SHOT.resample, max_turns=60),
         gate=replace(CYCLE.gate, samples=4),
     )
@@ -184,10 +184,15 @@ def never(home: Path, seed: int, *, cycles: int = NEVER_CYCLES) -> dict[str, Any
             time.sleep(config.settle_s + 1)
             world.cycle(config)
         moves = world.store.ledger.history(limit=1_000)
+        learners = [move["policy"] for move in reversed(moves) if move["to_state"] == "learner"]
+        every = make_tasks("traffic", len(triples("traffic")), seed=0)
+        rates = {policy: fmean(world.truths(policy, every).values()) for policy in dict.fromkeys(learners)}
+        say(f"never: true success of the learners: {rates}")
         return {
             "never_promoted": sum(move["to_state"] == "champion" for move in moves),
             "never_canaries": sum(move["to_state"] == "canary" for move in moves),
-            "never_learners": sum(move["to_state"] == "learner" for move in moves) - 1,  # the base is the first
+            "never_learners": len(learners) - 1,  # the base is the first
+            "never_best": max(rates.values()),
             "never_cycles": cycles,
         }
 
