@@ -233,12 +233,13 @@ def after_8(days: Days) -> None:
 
 
 def after_promotion(days: Days) -> None:
-    assert days.status["control_percent"] == 0
+    assert days.status["control_percent"] == 5
+    assert "but for 5 % of the sessions" in days.said
 
 
 def after_9(days: Days) -> None:
     assert days.status["champion"] == days.learner
-    assert days.status["control_percent"] == 5
+    assert days.status["control_percent"] == 10
     assert days.learner in days.said
     time.sleep(FOLLOWED_S)
     assert sum(answer != PROVIDERS for answer in days.ask(10)) >= 5

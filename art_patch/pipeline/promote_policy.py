@@ -24,9 +24,6 @@ EVERY_S = 5.0  # seconds between two comparisons of the policy under test with t
 CONTROL_EVERY_S = 300.0  # seconds between two comparisons of the champion with the control group
 _REST = 20  # a look at a large store may take seconds; the pause after it is at least this many times as long
 
-CONTROL_PERCENT = 5.0
-"""Share of the sessions that stays with upstream once a policy has taken its place, unless the operator set another."""
-
 # `learns`: upstream goes on to answer all sessions, and the policy is trained on.
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted", "learns"]
 
@@ -236,8 +233,6 @@ def _act_on_watch(
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
-        if store.ledger.champion() is None:
-            store.ledger.begin_control_group(CONTROL_PERCENT, who=who, now=moved_at())
         promotion.promote(
             store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
         )

@@ -27,6 +27,9 @@ from art_patch.types import CHALLENGERS, JSON, Policy
 # Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
 
+# Share of the sessions that stays with upstream once a policy has taken its place, unless one was set before.
+CONTROL_PERCENT = 5.0
+
 
 def ensure_loaded(engine: EngineClient, name: str) -> None:
     """Load the policy unless the engine serves it already; prove it by a completion with finite log-probabilities.
@@ -58,9 +61,12 @@ def promote(
 ) -> Policy:  # fmt: skip
     """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed.
 
-    While upstream is the champion, a policy may be made the learner in the same way.
+    While upstream is the champion, a policy may be made the learner in the same way. A policy that becomes champion in
+    upstream's place begins with a control group.
     """
     _prove(ledger, engine, name)
+    if state == "champion" and ledger.champion() is None:
+        ledger.begin_control_group(CONTROL_PERCENT, who=who, now=now)
     policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, now=now)
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):

@@ -51,6 +51,20 @@ def test_a_challenger_stays_loaded_until_its_test_ends(store: Store):
     assert engine.served == ["agent@0", "agent@2"]
 
 
+def test_who_takes_upstreams_place_begins_with_a_control_group(store: Store):
+    promote(store.ledger, Engine(), "agent@1", who="me", reason="by hand")
+    assert store.ledger.route().control_percent == 0.0  # it has replaced another policy, not upstream
+    store.ledger.move("agent@1", "learner", who="me", reason="worse than upstream")
+    promote(store.ledger, Engine(), "agent@2", state="learner", who="me", reason="by hand")
+    assert store.ledger.route().control_percent == 0.0
+    promote(store.ledger, Engine(), "agent@2", who="me", reason="by hand")
+    assert store.ledger.route().control_percent == 5.0
+    store.ledger.set_control_group(0, who="me")
+    store.ledger.move("agent@2", "learner", who="me", reason="worse than upstream")
+    promote(store.ledger, Engine(), "agent@1", who="me", reason="by hand")
+    assert store.ledger.route().control_percent == 0.0
+
+
 @pytest.mark.parametrize("method", ["models", "unload"])
 def test_a_champion_is_promoted_though_the_engine_fails_while_it_clears_up(
     store: Store, method: str, monkeypatch: pytest.MonkeyPatch

@@ -71,10 +71,11 @@ def promote(
     if project.answered({"champion": route.champion, "policy": policy, "state": state, "percent": percent}):
         return
     rival = route.champion or "upstream"
+    stay = f", but for {route.control_percent:g} % of the sessions (`art-patch mode --control`)"
     said = {
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
         "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {rival} all others",
-    }.get(state or "", f"[b]{policy}[/] serves")
+    }.get(state or "", f"[b]{policy}[/] serves{stay if route.control_percent else ''}")
     output.stdout().print(f"{said}; running apps follow within a second")
 
 
