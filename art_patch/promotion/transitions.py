@@ -22,7 +22,7 @@ from typing import Literal
 from art_patch import store
 from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
 from art_patch.serving import EngineClient
-from art_patch.types import CHALLENGERS, JSON, Policy
+from art_patch.types import CHALLENGERS, JSON, UPSTREAM_ARM, Policy
 
 # Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
@@ -133,23 +133,49 @@ def _unload(ledger: store.Ledger, engine: EngineClient | None, name: str) -> boo
     return False
 
 
-def rollback(ledger: store.Ledger, engine: EngineClient | None, *, who: str, reason: str) -> Policy:
-    """Make the previous champion champion again; without an engine (`None`), the next one to run loads it.
+def rollback(
+    ledger: store.Ledger, engine: EngineClient | None, *, to: str | None = None, who: str, reason: str
+) -> Policy:
+    """Make the previous champion, or `to`, champion again; without an engine (`None`), the next one to run loads it.
 
-    If upstream was the champion before, upstream answers again, and the policy learns on.
+    If upstream was the champion before, or is named, upstream answers again, and the champion learns on.
 
     Raises:
-        StoreError: there is no earlier champion.
+        StoreError: there is no earlier champion, or `to` is none.
+        TransitionError: `to` serves already.
         EngineError: a running engine cannot serve the old policy; the champion stays.
     """
-    if (champion := ledger.champion()) is not None and ledger.replaced_upstream(champion.name):
+    to, champion = goes_back_to(ledger, to), ledger.champion()
+    if to == UPSTREAM_ARM and champion is not None:
         return ledger.move(champion.name, "learner", who=who, reason=reason)
-    if not (behind := _before(ledger)):
-        raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
     # A loaded policy was proven when it was loaded, and its completion would wait behind the bad champion's calls.
-    if engine is not None and behind[-1] not in engine.models():
-        ensure_loaded(engine, behind[-1])
-    return ledger.move(behind[-1], "champion", who=who, reason=reason)
+    if engine is not None and to not in engine.models():
+        ensure_loaded(engine, to)
+    return ledger.move(to, "champion", who=who, reason=reason)
+
+
+def goes_back_to(ledger: store.Ledger, to: str | None = None) -> str:
+    """Return who would answer after a rollback (to `to`): the name of an earlier champion, or "upstream".
+
+    Raises `StoreError` and `TransitionError` as `rollback`.
+    """
+    champion = ledger.champion()
+    if to is None:
+        if champion is not None and ledger.replaced_upstream(champion.name):
+            return UPSTREAM_ARM
+        if behind := _before(ledger):
+            return behind[-1]
+        raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
+    if to == (champion.name if champion is not None else UPSTREAM_ARM):
+        raise TransitionError(f"{to} answers already; nothing to do")
+    if to == UPSTREAM_ARM:
+        return to
+    if (policy := ledger.policy(to)) is None:
+        raise StoreError(f"there is no policy {to!r}; `art-patch policies` lists them")
+    if to not in ledger.champions() or policy.state not in ("retired", "learner"):
+        why = "never served" if to not in ledger.champions() else f"is {policy.state}"
+        raise TransitionError(f"{to} {why}, so one cannot go back to it; `art-patch promote {to}` begins with a proof")
+    return to
 
 
 def _prove(ledger: store.Ledger, engine: EngineClient, name: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from art_patch.policies import base_fingerprint
 from art_patch.store import Store, open_store
-from art_patch.types import Call, Choice, Policy, TrajectoryInfo
+from art_patch.types import Call, Choice, Policy, Score, TrajectoryInfo
 from tests.support.command_line import Serving, art_patch, says
 from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
@@ -60,6 +60,12 @@ def home(served_home: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def went_back(home: Path, *arguments: str) -> tuple[str | None, str | None]:
+    """Who serves after a rollback, and whose test it ended."""
+    told = said(home, "rollback", *arguments)
+    return told["champion"], told["rejected"]
+
+
 def states(home: Path) -> dict[str, tuple[str, float | None]]:
     return {one["name"]: (one["state"], one["percent"]) for one in said(home, "policies")["policies"]}
 
@@ -86,8 +92,13 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     assert "agent@1 canary, 5 % of sessions, for " in line
     wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0}
     assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
+    would = art_patch("rollback", "--dry-run", home=home).stdout
+    assert would == (
+        "agent@1 is rejected; agent@0 answers every session; nothing is changed; 0 app processes would follow\n"
+    )
+    assert states(home)["agent@1"] == ("canary", 20.0)
     told = art_patch("rollback", "--reason", "no", home=home).stdout
-    assert told == "agent@1 is rejected; agent@0 answers every session, in running apps within a second\n"
+    assert told == "agent@1 is rejected; agent@0 answers every session; 0 app processes follow within a second\n"
     says(art_patch("promote", "agent@1", home=home), 14, "stays that way")
     moves = said(home, "history", "-n", "3")["history"]
     assert [(m["policy"], m["from_state"], m["to_state"], m["reason"]) for m in moves] == [
@@ -130,7 +141,7 @@ def test_a_shadow_becomes_champion_and_rollback_goes_back(home: Path):
     assert told.startswith("agent@2 is asked in the background what apps ask; agent@0 serves; running apps")
     assert said(home, "promote", "agent@2")["champion"] == "agent@2"
     assert states(home)["agent@2"] == ("champion", 100.0)
-    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+    assert went_back(home) == ("agent@0", None)
     assert states(home)["agent@2"] == ("retired", None)
     says(art_patch("rollback", home=home), 8, "no earlier champion", "art-patch history")
 
@@ -141,8 +152,8 @@ def test_rollback_needs_no_engine_and_a_test_does(home: Path):
     store.ledger.move("agent@1", "champion", who="test", reason="won")
     store.ledger.move("agent@2", "canary", who="test", reason="try", percent=5)
     store.close()
-    assert said(home, "rollback") == {"champion": "agent@1", "rejected": "agent@2"}
-    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+    assert went_back(home) == ("agent@1", "agent@2")
+    assert went_back(home) == ("agent@0", None)
     says(art_patch("promote", "agent@1", "--canary", "5", home=home), 6, "art-patch serve")
 
 
@@ -157,7 +168,49 @@ def test_what_is_rejected_for_good_is_unloaded_and_nobody_goes_back_to_it(home: 
     assert (last["policy"], last["to_state"], last["reason"]) == ("agent@1", "rejected", "leaks")
     assert last["who"].endswith("(art-patch reject)")
     store.close()
-    assert said(home, "rollback") == {"champion": "agent@0", "rejected": None}
+    assert went_back(home) == ("agent@0", None)
+
+
+def test_one_goes_back_to_whom_one_names(home: Path):
+    store = store_of(home)
+    store.ledger.set_engine(None, who="test")
+    for name in ("agent@1", "agent@2"):
+        store.ledger.move(name, "champion", who="test", reason="won")
+    for step, policy, right in ((0, "agent@0", 1.0), (1, "agent@2", 0.5), (2, None, 1.0)):
+        write(store, f"{step}", time.time(), policy, "plums?", "5 cents")
+        store.write([Score(f"s{step}", f"t-{step}", "reward", right, "code", time.time())])
+    before = store.ledger.policies(), store.ledger.route()
+    would = art_patch("rollback", "--to", "agent@0", "--dry-run", home=home)
+    assert would.stdout == "agent@0 serves again; nothing is changed; 0 app processes would follow\n"
+    assert would.stderr == ""
+    assert said(home, "rollback", "--to", "upstream", "--dry-run") == {
+        "champion": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,
+        "rewards": {"agent@2": {"reward": 0.5, "runs": 1}, "upstream": {"reward": 1.0, "runs": 1}},
+    }  # fmt: skip
+    says(art_patch("rollback", "--to", "agent@2", home=home), 14, "answers already")
+    says(art_patch("rollback", "--to", "agent@9", home=home), 8, "agent@9", "art-patch policies")
+    assert (store.ledger.policies(), store.ledger.route()) == before
+    assert went_back(home, "--to", "agent@0") == ("agent@0", None)
+    worse = art_patch("rollback", "--to", "agent@2", "--dry-run", home=home)
+    assert "worse: agent@2 0.500 in 1 runs against agent@0 1.000 in 1 runs" in worse.stderr
+    store.ledger.move("agent@1", "rejected", who="test", reason="leaks")
+    says(art_patch("rollback", "--to", "agent@1", home=home), 14, "is rejected")
+    assert went_back(home, "--to", "upstream") == (None, None)
+    assert states(home)["agent@0"] == ("learner", None)
+    says(art_patch("rollback", "--to", "upstream", home=home), 14, "answers already")
+    assert went_back(home, "--to", "agent@0") == ("agent@0", None)
+    store.close()
+
+
+def test_who_is_named_ends_a_test_too(home: Path):
+    store = store_of(home)
+    store.ledger.set_engine(None, who="test")
+    store.ledger.move("agent@1", "canary", who="test", reason="try", percent=5)
+    says(art_patch("rollback", "--to", "agent@2", home=home), 14, "never served", "art-patch promote agent@2")
+    assert states(home)["agent@1"] == ("canary", 5.0)
+    assert went_back(home, "--to", "upstream") == (None, "agent@1")
+    assert states(home) == {"agent@0": ("learner", None), "agent@1": ("rejected", None), "agent@2": ("candidate", None)}
+    store.close()
 
 
 @pytest.mark.parametrize(

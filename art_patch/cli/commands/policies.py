@@ -13,6 +13,7 @@ import typer
 
 from art_patch import pipeline, promotion, serving, store, types
 from art_patch.cli import output
+from art_patch.cli.commands.status import APPS_SEEN_S
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
@@ -80,7 +81,19 @@ def promote(
 
 
 @command
-def rollback(project: ActingProject, reason: Annotated[str, REASON] = "rolled back by hand") -> None:
+def rollback(
+    project: ActingProject,
+    to: Annotated[
+        str | None,
+        Option(
+            "Who answers then: an earlier champion, or `upstream`; a test that is running ends as well. Default: end "
+            "the test if there is one, else the champion before.",
+            metavar="NAME@STEP|upstream",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, Option("Only show what would change, and the rewards of both.")] = False,
+    reason: Annotated[str, REASON] = "rolled back by hand",
+) -> None:
     """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
 
     Beside upstream, a policy that is tested is not rejected but learns on. If the champion has taken upstream's place,
@@ -90,22 +103,61 @@ def rollback(project: ActingProject, reason: Annotated[str, REASON] = "rolled ba
     """
     with project.opened() as (settings, opened):
         ledger, who = opened.ledger, project.actor("rollback")
-        # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
-        rejected = promotion.give_up(ledger, None, who=who, reason=reason)
-        if rejected is None:
-            # A rollback is urgent: an engine that takes longer than a second is not waited for.
-            promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), who=who, reason=reason)
-        elif rejected not in promotion.wanted(ledger):
-            _unload(settings, ledger, rejected)
-        champion, ended = ledger.champion(), rejected and ledger.policy(rejected)
-    serves = f"[b]{champion.name}[/]" if champion else "upstream"
-    if project.answered({"champion": champion and champion.name, "rejected": rejected}):
+        before, tested = _answering(ledger), ledger.challenger()
+        # First of all: what cannot be gone back to is refused before anything is changed.
+        target = before if tested and to in (None, before) else promotion.goes_back_to(ledger, to)
+        if not dry_run:
+            _go_back(settings, ledger, None if target == before else target, who=who, reason=reason)
+        apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
+        rewards = _rewards(opened, before, target) if target != before else {}
+    facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": tested and tested.name}
+    if project.answered(facts | {"was": before, "apps": apps, "dry_run": dry_run, "rewards": rewards}):
         return
-    words = f"{serves} serves again; running apps follow within a second"
-    if ended:
-        its_end = "is rejected" if ended.state == "rejected" else "is trained on"
-        words = f"{rejected} {its_end}; {serves} answers every session, in running apps within a second"
-    output.stdout().print(words)
+    told = list[str]()
+    if tested:
+        rejected = tested.state == "shadow" or before != types.UPSTREAM_ARM
+        told.append(f"{tested.name} {'is rejected' if rejected else 'is trained on'}")
+    told.append(f"[b]{target}[/] answers every session" if target == before else f"[b]{target}[/] serves again")
+    seen = output.counted(apps, "app process", "app processes")
+    end = f"nothing is changed; {seen} would follow" if dry_run else f"{seen} follow within a second"
+    output.stdout().print("; ".join([*told, end]), soft_wrap=True)
+    _warn_if_worse(rewards, before, target)
+
+
+def _answering(ledger: store.Ledger) -> str:
+    champion = ledger.champion()
+    return champion.name if champion is not None else types.UPSTREAM_ARM
+
+
+def _go_back(settings: Settings, ledger: store.Ledger, to: str | None, *, who: str, reason: str) -> None:
+    """End the test, if there is one, and make `to` champion unless it is `None`."""
+    # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
+    rejected = promotion.give_up(ledger, None, who=who, reason=reason)
+    if to is not None:
+        # A rollback is urgent: an engine that takes longer than a second is not waited for.
+        promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), to=to, who=who, reason=reason)
+    if rejected is not None and rejected not in promotion.wanted(ledger):
+        _unload(settings, ledger, rejected)
+
+
+def _rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
+    """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
+    now = time.time()
+    runs = opened.reports.usage(since=now - 28 * 86_400, until=now).runs
+    found = dict[str, dict[str, float]]()
+    for name in names:
+        own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
+        its = [run.reward for run in own if run.reward is not None]
+        if its:
+            found[name] = {"reward": sum(its) / len(its), "runs": len(its)}
+    return found
+
+
+def _warn_if_worse(rewards: dict[str, dict[str, float]], before: str, target: str) -> None:
+    if before in rewards and target in rewards and rewards[target]["reward"] < rewards[before]["reward"]:
+        each = [f"{name} {rewards[name]['reward']:.3f} in {rewards[name]['runs']:,} runs" for name in (target, before)]
+        careful = f"careful: by the app's own rewards that is worse: {' against '.join(each)}"
+        output.stderr().print(careful, soft_wrap=True)
 
 
 @command
