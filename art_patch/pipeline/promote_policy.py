@@ -27,6 +27,10 @@ _REST = 20  # a look at a large store may take seconds; the pause after it is at
 # `learns`: upstream goes on to answer all sessions, and the policy is trained on.
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted", "learns"]
 
+_BY = "; a running `art-patch serve` {}, and so does `art-patch watch --act`"
+_WOULD = {"promote": _BY.format("promotes it"), "roll back": _BY.format("ends the test")}
+"""Verdict that decides -> what a look says that only looks."""
+
 log = logging.getLogger("art_patch.watch")
 
 _OUTCOMES: dict[PolicyState, Outcome] = {
@@ -148,10 +152,12 @@ class WatchReport:
 
 
 def watch_once(
-    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, now: float | None = None,
-    elapsed_s: Callable[[], float] = lambda: 0.0,
+    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, act: bool = True,
+    now: float | None = None, elapsed_s: Callable[[], float] = lambda: 0.0,
 ) -> WatchReport:  # fmt: skip
     """Compare the policy under test with the champion on all traffic so far; promote or reject it if that is decided.
+
+    Without `act` nothing is changed, and the reason says what would be.
 
     Without a champion it is compared with upstream, and may be worse by at most `CanaryConfig.max_loss`. Once it has
     won, the control group begins, unless the operator has set its share.
@@ -181,7 +187,10 @@ def watch_once(
     verdict = promotion.with_gains(promotion.decide(evidence, state=state, hours=hours, config=config), evidence)
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
-        outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, moved_at)
+        if act:
+            outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, moved_at)
+        else:
+            outcome, reason = "goes on", verdict.reason + _WOULD.get(verdict.action, "")
     except TransitionError as error:
         outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
     return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
@@ -251,10 +260,13 @@ def watch(
     *,
     who: str,
     stop: Event,
+    act: bool = True,
     every_s: float = EVERY_S,
     on_report: Callable[[WatchReport], None] | None = None,
 ) -> None:
     """Call `watch_once` every `every_s` seconds until `stop` is set; the pause is longer if a call takes long.
+
+    Unless it only looks (without `act`), it also calls `control_once` every `CONTROL_EVERY_S` seconds.
 
     `on_report` receives the report of each call. An error is logged once, and the next call tries again.
     """
@@ -264,14 +276,14 @@ def watch(
         try:
             # First, and with a pause of its own: neither an engine that fails the challenger nor a long look at one of
             # the two may keep the other from being looked at.
-            if (began := time.monotonic()) >= control_at:
+            if (began := time.monotonic()) >= control_at and act:
                 control_at = began + CONTROL_EVERY_S
                 verdict = control_once(store, config, who=who)
                 if verdict is not None and verdict.action == "roll back":
                     log.warning("upstream answers again: %s", verdict.reason)
                 control_at = max(control_at, time.monotonic() + _REST * (time.monotonic() - began))
             began = time.monotonic()
-            report = watch_once(store, engine, config, who=who)
+            report = watch_once(store, engine, config, who=who, act=act)
         except ArtPatchError as error:
             # A server that is down for the night is one line, and one that is being stopped is none.
             if str(error) != trouble and not stop.is_set():

@@ -181,7 +181,7 @@ class _Place:
         self._ledger.move(policy, "canary", percent=PERCENT, who="benchmark", reason=how)
         liked = {"agent@0": LIKED["champion"], policy: LIKED.get(how, LIKED["champion"])}
         people = [People(app, policy, liked) for app in self._apps]
-        command = [sys.executable, "-m", "art_patch", "watch", "--json", "--home", str(self._home)]
+        command = [sys.executable, "-m", "art_patch", "watch", "--act", "--json", "--home", str(self._home)]
         watch = subprocess.Popen(command, env=ENVIRONMENT | RULES, stdout=subprocess.DEVNULL)
         if how == "breaks":
             time.sleep(WELL_S)

@@ -98,7 +98,10 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
 
     project.sessions(OLD, 30, ago_s=3_600)
     project.sessions(NEW, 9, ago_s=1_800, **FAILED)
-    gone = project.art_patch("watch", "--once", "--who", "ada")
+    looked = project.art_patch("watch", "--once")
+    assert (looked.returncode, project.state()) == (0, "canary")
+    assert "a running `art-patch serve` ends the test, and so does `art-patch watch --act`" in looked.stdout
+    gone = project.art_patch("watch", "--once", "--act", "--who", "ada")
     assert gone.returncode == 4
     why = "its share of sessions with a failed call is worse: 0.900 against 0.000 in 10 sessions"
     assert gone.stdout.startswith(f"{NEW} rejected against {OLD}: {why}")

@@ -204,10 +204,13 @@ def watch(
     project: ActingProject,
     once: Annotated[bool, Option("Look at the test once, and do not wait until it is over.")] = False,
     every: Annotated[float, Option("Seconds between two looks at the test.", least=0.1)] = 5.0,
+    act: Annotated[
+        bool, Option("Also decide, as a running `art-patch serve` does by itself: promote the policy, or end its test.")
+    ] = False,
 ) -> None:
-    """Watch the policy that is being tested beside the champion, until the test promotes or rejects it.
+    """Watch the policy that is being tested beside the champion, until its test is over. Changes nothing without --act.
 
-    A running `art-patch serve` does the same by itself. With `--json` each look at the test is printed as one line.
+    A running `art-patch serve` decides by itself. With `--json` each look at the test is printed as one line.
 
     Exit codes: 0 promoted, still being tested, learns on beside upstream, or nothing is tested; 4 rejected.
     """
@@ -230,9 +233,9 @@ def watch(
             stop.set()
 
     if once:
-        on_report(pipeline.watch_once(opened, engine, config, who=who))
+        on_report(pipeline.watch_once(opened, engine, config, who=who, act=act))
     else:
-        pipeline.watch(opened, engine, config, who=who, stop=stop, every_s=every, on_report=on_report)
+        pipeline.watch(opened, engine, config, who=who, act=act, stop=stop, every_s=every, on_report=on_report)
     opened.close()
     if seen[-1].outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
