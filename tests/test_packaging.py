@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from art_patch.store import open_store
+from tests.support.apps import FULL
 from tests.support.environments import ENVIRONMENT, ROOT, create_venv, say, site_of
 
 
@@ -67,7 +68,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the first makes the model, a minute and a half on two idle cores
-@pytest.mark.parametrize("kind", ["whl", "tar.gz"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "whl",
+        pytest.param("tar.gz", marks=pytest.mark.skipif(not FULL, reason="a minute more; needs ART_PATCH_FULL=1")),
+    ],
+)
 def test_what_was_built_starts_the_demo(kind: str, built: Path, models: Path, tmp_path: Path):
     """In an environment that has art_patch from the built file alone, the demo runs until its traffic is recorded.
 

@@ -132,7 +132,7 @@ def test_f02_s06_forks_under_load(programs: Programs, store: Store, figure):
 
 
 FORKS_IN_IMPORTS = """
-import json, signal, threading, traceback
+import faulthandler, json, signal, threading, traceback
 from importlib.machinery import PathFinder
 
 parent = os.getpid()
@@ -174,9 +174,14 @@ while forked < asked or art.status().recorded == 0:
         signal.alarm(80)
         os.close(ends_when_over)
         os.read(over, 1)  # the parent is to open the store first
+        faulthandler.dump_traceback_later(40)
         client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
         call(f"child {len(children)}")
-        os._exit(0 if art.flush(60) else 9)
+        if art.flush(60):
+            os._exit(0)
+        faulthandler.dump_traceback()
+        print(art.status(), file=sys.stderr, flush=True)
+        os._exit(9)
     children.append(child)
     forked = these
 os.close(ends_when_over)
