@@ -43,7 +43,9 @@ def test_a_canary_is_given_up_before_the_engine_is_asked(url: str, capsys: pytes
             store.ledger.set_engine(f"http://127.0.0.1:{listener.getsockname()[1]}", who="test")
         rollback(store=url, as_json=True)
         thread.join()
-    assert json.loads(capsys.readouterr().out) == {"champion": "agent@0", "rejected": "agent@1"}
+    assert json.loads(capsys.readouterr().out) == {
+        "champion": "agent@0", "rejected": "agent@1", "was": "agent@0", "apps": 0, "dry_run": False, "rewards": {},
+    }  # fmt: skip
     assert challengers == [None]
 
 
@@ -51,4 +53,6 @@ def test_a_canary_is_given_up_although_the_engines_key_is_gone(url: str, capsys:
     with closing(open_store(url)) as store:
         store.ledger.set_engine("http://127.0.0.1:9", key_file="/nowhere", who="test")
     rollback(store=url, as_json=True)
-    assert json.loads(capsys.readouterr().out) == {"champion": "agent@0", "rejected": "agent@1"}
+    assert json.loads(capsys.readouterr().out) == {
+        "champion": "agent@0", "rejected": "agent@1", "was": "agent@0", "apps": 0, "dry_run": False, "rewards": {},
+    }  # fmt: skip
