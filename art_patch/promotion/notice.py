@@ -2,9 +2,9 @@
 
 The bets of `sequential` gain, each session, the square of the loss over twice the variance of what one session tells
 about it, on average. They must gain enough for the proof, for what the unknown size of a bet costs, and for the wealth
-that is staked later. Where upstream is right 91 times in 100 and a policy loses 0.2, that came to 12 to 16 in
+that is staked later. Where upstream is right 91 times in 100 and a policy loses 0.2, that came to 12 to 20 in
 `tests/benchmarks/incumbent.py` (50 and 500 sessions a day, control groups of 5 and 20 %). Where it is right 60 times,
-it came to about 7, so these days are a guide that is rather too long, and no promise.
+it came to about 7, so these days are a guide and no promise.
 """
 
 import math

@@ -191,7 +191,7 @@ print(json.dumps([late, ends, art.flush(30), dict(art.status().errors)]))
 
 
 # On PostgreSQL a child lost its call in two runs of all tests, on machines that were busy for an hour, and in none of
-# twenty runs of this test by itself. If it happens again, the child says where it waits.
+# seventeen runs of this test by itself. If it happens again, the child says where it waits.
 _BUSY = pytest.mark.skipif(not FULL, reason="a child may lose its call on a busy machine; needs ART_PATCH_FULL=1")
 
 
