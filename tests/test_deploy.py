@@ -39,6 +39,7 @@ from art_patch.serving.vllm import environment
 from art_patch.serving.vllm.process import SHUTDOWN_S
 from art_patch.settings import load_settings
 from art_patch.store import read_route
+from tests.support.command_line import without_first_words
 from tests.support.engines import vllm_python
 from tests.support.schedules import read_unit
 from tests.support.tiny import make_tiny_model
@@ -319,10 +320,7 @@ def test_sigterm_to_the_server_alone_lets_it_finish_and_leaves_nothing(engine: s
             reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
         assert reasons[-1] in ("stop", "length")
         _, stderr = server.communicate(timeout=60)
-        first_start = ["project ", "judging sends ", "training on the provider's answers is off", "users opt out "]
-        said = stderr.splitlines()
-        assert (server.returncode, len(said)) == (0, len(first_start)), stderr
-        assert all(line.startswith(begins) for line, begins in zip(said, first_start, strict=True)), stderr
+        assert (server.returncode, without_first_words(stderr)) == (0, "")
         assert ends(mark), marked(mark)
         store = home / ENV_FILE["ART_PATCH_PROJECT"] / "store.db"
         assert read_route(f"sqlite:///{store}").base_url is None

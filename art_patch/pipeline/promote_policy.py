@@ -27,9 +27,11 @@ _REST = 20  # a look at a large store may take seconds; the pause after it is at
 # `learns`: upstream goes on to answer all sessions, and the policy is trained on.
 WatchOutcome = Literal["nothing to watch", "goes on", "rejected", "promoted", "learns"]
 
-_BY = "; a running `art-patch serve` {}, and so does `art-patch watch --act`"
-_WOULD = {"promote": _BY.format("promotes it"), "roll back": _BY.format("ends the test")}
-"""Verdict that decides -> what a look says that only looks."""
+_WOULD = {
+    "promote": "; a running `art-patch serve` promotes it, and so does `art-patch watch --act`",
+    "roll back": "; a running `art-patch serve` ends the test, and so does `art-patch watch --act`",
+}
+"""Verdict that decides -> what the reason says as well if nothing is done about it."""
 
 log = logging.getLogger("art_patch.watch")
 

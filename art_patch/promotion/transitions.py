@@ -145,7 +145,7 @@ def rollback(
         TransitionError: `to` serves already.
         EngineError: a running engine cannot serve the old policy; the champion stays.
     """
-    to, champion = goes_back_to(ledger, to), ledger.champion()
+    to, champion = rollback_target(ledger, to), ledger.champion()
     if to == UPSTREAM_ARM and champion is not None:
         return ledger.move(champion.name, "learner", who=who, reason=reason)
     # A loaded policy was proven when it was loaded, and its completion would wait behind the bad champion's calls.
@@ -154,7 +154,7 @@ def rollback(
     return ledger.move(to, "champion", who=who, reason=reason)
 
 
-def goes_back_to(ledger: store.Ledger, to: str | None = None) -> str:
+def rollback_target(ledger: store.Ledger, to: str | None = None) -> str:
     """Return who would answer after a rollback (to `to`): the name of an earlier champion, or "upstream".
 
     Raises `StoreError` and `TransitionError` as `rollback`.

@@ -192,7 +192,7 @@ def test_one_goes_back_to_whom_one_names(home: Path):
     assert (store.ledger.policies(), store.ledger.route()) == before
     assert went_back(home, "--to", "agent@0") == ("agent@0", None)
     worse = art_patch("rollback", "--to", "agent@2", "--dry-run", home=home)
-    assert "worse: agent@2 0.500 in 1 runs against agent@0 1.000 in 1 runs" in worse.stderr
+    assert "worse: agent@2 0.500 in 1 run against agent@0 1.000 in 1 run" in worse.stderr
     store.ledger.move("agent@1", "rejected", who="test", reason="leaks")
     says(art_patch("rollback", "--to", "agent@1", home=home), 14, "is rejected")
     assert went_back(home, "--to", "upstream") == (None, None)

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from art_patch import promotion
 from art_patch.cli.commands.policies import rollback
 from art_patch.store import open_store, read_route
 from art_patch.types import Policy
@@ -47,6 +49,23 @@ def test_a_canary_is_given_up_before_the_engine_is_asked(url: str, capsys: pytes
         "champion": "agent@0", "rejected": "agent@1", "was": "agent@0", "apps": 0, "dry_run": False, "rewards": {},
     }  # fmt: skip
     assert challengers == [None]
+
+
+def test_a_canary_that_a_server_promotes_meanwhile_does_not_stay(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Between the look at who is tested and the end of the test."""
+    give_up = promotion.give_up
+
+    def too_late(*arguments: Any, **more: Any) -> str | None:
+        with closing(open_store(url)) as server:
+            server.ledger.move("agent@1", "champion", who="server", reason="it has won")
+        return give_up(*arguments, **more)
+
+    monkeypatch.setattr(promotion, "give_up", too_late)
+    rollback(store=url, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["champion"], told["rejected"], read_route(url).champion) == ("agent@0", None, "agent@0")
 
 
 def test_a_canary_is_given_up_although_the_engines_key_is_gone(url: str, capsys: pytest.CaptureFixture[str]):

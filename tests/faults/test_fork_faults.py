@@ -131,6 +131,9 @@ def test_f02_s06_forks_under_load(programs: Programs, store: Store, figure):
     figure(f"f02 forks under load: deadlocks of {forks}", stuck, "0")
 
 
+GAVE_UP = 9 << 8
+"""How a child of these ends, as `os.waitpid` has it, whose call was not written in time."""
+
 FORKS_IN_IMPORTS = """
 import faulthandler, json, signal, threading, traceback
 from importlib.machinery import PathFinder
@@ -174,7 +177,6 @@ while forked < asked or art.status().recorded == 0:
         signal.alarm(80)
         os.close(ends_when_over)
         os.read(over, 1)  # the parent is to open the store first
-        faulthandler.dump_traceback_later(40)
         client = openai.OpenAI(api_key="k", base_url=os.environ["UPSTREAM"], max_retries=0)
         call(f"child {len(children)}")
         if art.flush(60):
@@ -190,13 +192,8 @@ print(json.dumps([late, ends, art.flush(30), dict(art.status().errors)]))
 """
 
 
-# On PostgreSQL a child lost its call in two runs of all tests, on machines that were busy for an hour, and in none of
-# seventeen runs of this test by itself. If it happens again, the child says where it waits.
-_BUSY = pytest.mark.skipif(not FULL, reason="a child may lose its call on a busy machine; needs ART_PATCH_FULL=1")
-
-
-@pytest.mark.parametrize("kind", ["new", "old", pytest.param("PostgreSQL", marks=[pytest.mark.slow, _BUSY])])
-def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: Store, kind, tmp_path):
+@pytest.mark.parametrize("kind", ["new", "old", pytest.param("PostgreSQL", marks=pytest.mark.slow)])
+def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: Store, kind, tmp_path, figure):
     """The writer's thread asks for a fork inside each of its imports, and waits for those that may come at once."""
     with ExitStack() as stack:
         url = store.url
@@ -212,11 +209,17 @@ def test_f02_a_fork_in_the_middle_of_any_late_import(programs: Programs, store: 
         ran = programs.run(FORKS_IN_IMPORTS, prelude=unpatched, timeout=100, **start)
         if kind == "old":
             back_to_this_release(store.path)
-        assert (ran.code, ran.err) == (0, "")
+        assert ran.code == 0, ran.err
         late, ends, flushed, errors = json.loads(ran.out)
+        figure(f"f02 forks in late imports, {kind}: children that lost their call", ends.count(GAVE_UP), "0")
         assert {"sqlalchemy", "art_patch.recording.converting", "art_patch.store.store"} <= set(late)
         assert ("alembic" in late) == (kind == "old")
-        assert (set(ends), flushed, errors) == ({0}, True, {})
+        assert (flushed, errors) == (True, {})
+        if kind == "PostgreSQL" and set(ends) == {0, GAVE_UP} and not FULL:
+            # An open defect: a child lost its call in two runs of all tests, on machines that were busy for an hour,
+            # and in no run of this test by itself. The child says where it waits.
+            pytest.xfail(f"a child waited for its store in vain:\n{ran.err}")
+        assert (set(ends), ran.err) == ({0}, "")
         with closing(open_store(url, create=False)) as opened:
             texts = [call.messages[-1]["content"] for found in opened.read.recent(limit=100) for call in found.calls]
             assert sorted(texts) == sorted(["parent", *(f"child {number}" for number in range(len(ends)))])

@@ -72,11 +72,12 @@ def promote(
     if project.answered({"champion": route.champion, "policy": policy, "state": state, "percent": percent}):
         return
     rival = route.champion or "upstream"
-    stay = f", but for {route.control_percent:g} % of the sessions (`art-patch mode --control`)"
+    share = route.control_percent
+    stay = f", but for {share:g} % of the sessions (`art-patch mode --control`)" if share else ""
     said = {
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
         "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {rival} all others",
-    }.get(state or "", f"[b]{policy}[/] serves{stay if route.control_percent else ''}")
+    }.get(state or "", f"[b]{policy}[/] serves{stay}")
     output.stdout().print(f"{said}; running apps follow within a second")
 
 
@@ -105,23 +106,23 @@ def rollback(
         ledger, who = opened.ledger, project.actor("rollback")
         before, tested = _answering(ledger), ledger.challenger()
         # First of all: what cannot be gone back to is refused before anything is changed.
-        target = before if tested and to in (None, before) else promotion.goes_back_to(ledger, to)
-        if not dry_run:
-            _go_back(settings, ledger, None if target == before else target, who=who, reason=reason)
+        target = before if tested and to in (None, before) else promotion.rollback_target(ledger, to)
+        if dry_run:
+            ended = tested.name if tested else None
+        else:
+            ended = _go_back(settings, ledger, target, who=who, reason=reason)
         apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
+        if not project.as_json:
+            serves = f"[b]{target}[/] {'answers every session' if target == before else 'serves again'}"
+            follow = output.counted(apps, "app process", "app processes")
+            follow = f"nothing is changed; {follow} would follow" if dry_run else f"{follow} follow within a second"
+            told = (_end_of_test(ledger, ended, before, dry_run=dry_run), serves, follow)
+            output.stdout().print("; ".join(filter(None, told)), soft_wrap=True)
+        # Last, because reading the calls of a month takes seconds on a large store.
         rewards = _rewards(opened, before, target) if target != before else {}
-    facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": tested and tested.name}
-    if project.answered(facts | {"was": before, "apps": apps, "dry_run": dry_run, "rewards": rewards}):
-        return
-    told = list[str]()
-    if tested:
-        rejected = tested.state == "shadow" or before != types.UPSTREAM_ARM
-        told.append(f"{tested.name} {'is rejected' if rejected else 'is trained on'}")
-    told.append(f"[b]{target}[/] answers every session" if target == before else f"[b]{target}[/] serves again")
-    seen = output.counted(apps, "app process", "app processes")
-    end = f"nothing is changed; {seen} would follow" if dry_run else f"{seen} follow within a second"
-    output.stdout().print("; ".join([*told, end]), soft_wrap=True)
-    _warn_if_worse(rewards, before, target)
+        facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": ended}
+        if not project.answered(facts | {"was": before, "apps": apps, "dry_run": dry_run, "rewards": rewards}):
+            _warn_if_worse(rewards, before, target)
 
 
 def _answering(ledger: store.Ledger) -> str:
@@ -129,21 +130,33 @@ def _answering(ledger: store.Ledger) -> str:
     return champion.name if champion is not None else types.UPSTREAM_ARM
 
 
-def _go_back(settings: Settings, ledger: store.Ledger, to: str | None, *, who: str, reason: str) -> None:
-    """End the test, if there is one, and make `to` champion unless it is `None`."""
+def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, reason: str) -> str | None:
+    """End the test, if there is one, and let `to` answer; return the name of the policy whose test has ended."""
     # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
-    rejected = promotion.give_up(ledger, None, who=who, reason=reason)
-    if to is not None:
+    ended = promotion.give_up(ledger, None, who=who, reason=reason)
+    # So also if a server has promoted the tested policy in this moment.
+    if _answering(ledger) != to:
         # A rollback is urgent: an engine that takes longer than a second is not waited for.
         promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), to=to, who=who, reason=reason)
-    if rejected is not None and rejected not in promotion.wanted(ledger):
-        _unload(settings, ledger, rejected)
+    if ended is not None and ended not in promotion.wanted(ledger):
+        _unload(settings, ledger, ended)
+    return ended
+
+
+def _end_of_test(ledger: store.Ledger, ended: str | None, before: str, *, dry_run: bool) -> str:
+    """Return in words what has become of the policy under test, or would become of it; empty without one."""
+    policy = ledger.policy(ended) if ended else None
+    if policy is None:
+        return ""
+    learns_on = policy.state == "canary" and before == types.UPSTREAM_ARM
+    state = ("learner" if learns_on else "rejected") if dry_run else policy.state
+    return f"{policy.name} {'is trained on' if state == 'learner' else f'is {state}'}"
 
 
 def _rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
     """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
     now = time.time()
-    runs = opened.reports.usage(since=now - 28 * 86_400, until=now).runs
+    runs = opened.reports.usage(since=now - store.CONTROL_S, until=now).runs
     found = dict[str, dict[str, float]]()
     for name in names:
         own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
@@ -155,7 +168,8 @@ def _rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
 
 def _warn_if_worse(rewards: dict[str, dict[str, float]], before: str, target: str) -> None:
     if before in rewards and target in rewards and rewards[target]["reward"] < rewards[before]["reward"]:
-        each = [f"{name} {rewards[name]['reward']:.3f} in {rewards[name]['runs']:,} runs" for name in (target, before)]
+        counts = {name: output.counted(int(rewards[name]["runs"]), "run", "runs") for name in (target, before)}
+        each = [f"{name} {rewards[name]['reward']:.3f} in {count}" for name, count in counts.items()]
         careful = f"careful: by the app's own rewards that is worse: {' against '.join(each)}"
         output.stderr().print(careful, soft_wrap=True)
 
