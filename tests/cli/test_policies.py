@@ -94,7 +94,8 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
     would = art_patch("rollback", "--dry-run", home=home).stdout
     assert would == (
-        "agent@1 is rejected; agent@0 answers every session; nothing is changed; 0 app processes would follow\n"
+        "dry run, nothing is changed: agent@1 is rejected; agent@0 answers every session; "
+        "0 app processes would follow\n"
     )
     assert states(home)["agent@1"] == ("canary", 20.0)
     told = art_patch("rollback", "--reason", "no", home=home).stdout
@@ -181,7 +182,7 @@ def test_one_goes_back_to_whom_one_names(home: Path):
         store.write([Score(f"s{step}", f"t-{step}", "reward", right, "code", time.time())])
     before = store.ledger.policies(), store.ledger.route()
     would = art_patch("rollback", "--to", "agent@0", "--dry-run", home=home)
-    assert would.stdout == "agent@0 serves again; nothing is changed; 0 app processes would follow\n"
+    assert would.stdout == "dry run, nothing is changed: agent@0 serves again; 0 app processes would follow\n"
     assert would.stderr == ""
     assert said(home, "rollback", "--to", "upstream", "--dry-run") == {
         "champion": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,

@@ -115,9 +115,10 @@ def rollback(
         if not project.as_json:
             serves = f"[b]{target}[/] {'answers every session' if target == before else 'serves again'}"
             follow = output.counted(apps, "app process", "app processes")
-            follow = f"nothing is changed; {follow} would follow" if dry_run else f"{follow} follow within a second"
+            follow = f"{follow} would follow" if dry_run else f"{follow} follow within a second"
             told = (_end_of_test(ledger, ended, before, dry_run=dry_run), serves, follow)
-            output.stdout().print("; ".join(filter(None, told)), soft_wrap=True)
+            head = "dry run, nothing is changed: " if dry_run else ""
+            output.stdout().print(head + "; ".join(filter(None, told)), soft_wrap=True)
         # Last, because reading the calls of a month takes seconds on a large store.
         rewards = _rewards(opened, before, target) if target != before else {}
         facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": ended}
