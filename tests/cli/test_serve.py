@@ -104,6 +104,7 @@ def test_who_must_serve_stays_or_comes_back(tmp_path: Path, base: Path, store: S
 
 BOT = """
 import sys
+import time
 import openai
 import art_patch as art
 
@@ -115,8 +116,11 @@ for number in range(int(sys.argv[2])):
         client.chat.completions.create(model="gpt-x", messages=[question], max_tokens=4)
         if number % 5 == 0:  # which no policy can answer
             client.chat.completions.create(model="gpt-x", messages=[question], store=True)
-while art.status().shadowed < int(sys.argv[4]):
-    pass
+end = time.monotonic() + 60
+while (found := art.status()).shadowed + found.shadow_skipped + found.shadow_failed < int(sys.argv[4]):
+    assert time.monotonic() < end, found
+    time.sleep(0.05)
+assert found.shadowed or not int(sys.argv[4]), found
 assert art.flush(30)
 """
 
