@@ -176,8 +176,8 @@ def evidence_of(
     sessions = _comparable(begun, traffic)
     found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
     heard, with_silence = dict[str, list[Observation]](), dict[str, list[Observation]]()
-    given = _scores(traffic.scores)
-    judged, by_judge = _judged(sessions, given, now)
+    given = _scores(score for score in traffic.scores if score.source in rewards.REWARD_SOURCES)
+    judged, by_judge = _judged(sessions, _scores(traffic.scores), given, now)
     for name, value, its in (
         ("reward", _own_reward, [each for each in sessions if each.key not in by_judge]),
         ("feedback", _feedback, sessions),
@@ -277,7 +277,8 @@ def _by_call(name: str, value: _Value, sessions: Iterable[_Session], now: float)
         if name == "failed":  # known at the first failure, long before the session ends
             at = min((call.at for call in each.calls if failed(call)), default=at)
         if at <= now and (one := value(each.calls)) is not None:
-            found.append(each.saw(at, one)._replace(joins=None if at == each.ended else each.ended))
+            joins = None if at == each.ended else each.ended
+            found.append(Observation(at, each.challenger, one, each.share, joins=joins))
     return found
 
 
@@ -333,13 +334,15 @@ def _feedback(session: _Session, given: _Given, until: float) -> float | None:
     return _earned(session, {run.id: value for run, value in zip(runs, said, strict=True) if value is not None})
 
 
-def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> tuple[list[Observation], set[str]]:
+def _judged(
+    sessions: Iterable[_Session], scores: _Given, given: _Given, now: float
+) -> tuple[list[Observation], set[str]]:
     """Compare the first scores of each group: those of sessions that had no reward of their own; return whose, too."""
     groups: dict[str, dict[str, tuple[_Session, dict[str, float], float]]] = defaultdict(dict)
     for each in sessions:
         for call in each.calls:
             key, group = call.trajectory_id, call.group_id
-            scored = None if group is None else _first_in_group(given.get(key, ()), group)
+            scored = None if group is None else _first_in_group(scores.get(key, ()), group)
             # An own reward that comes later changes nothing, or two looks would compare different values.
             if group is not None and scored is not None and _own_reward(each, given, scored.at) is None:
                 _, values, _ = groups[group].setdefault(each.key, (each, {}, scored.at))
@@ -353,7 +356,7 @@ def _judged(sessions: Iterable[_Session], given: _Given, now: float) -> tuple[li
             continue
         total = sum(value for _, value in earned.values())
         found += [each.saw(known, value, (total - value) / (len(earned) - 1)) for each, value in earned.values()]
-        heard |= earned.keys()
+        heard.update(earned)  # with `|=` and keys, each time all would be copied
     return found, heard
 
 
