@@ -4,7 +4,7 @@
 
     ArtPatchError                 1   anything below; nothing was lost
     ├── ConfigError               2   an argument, variable or file has an impossible value
-    │   └── WrongProject         18   the store has no project of this name; nothing was read or written
+    │   └── WrongProject         18   there is no project of this name, but others; nothing was read or written
     ├── GateRejected              4   the candidate did not win; the champion goes on serving
     ├── Busy                      5   another cycle holds the lock
     ├── EngineError               6   the serving engine is missing, failed or refused
@@ -13,7 +13,8 @@
     │   └── AdapterRejected      11   the adapter is unsafe or does not fit; it was not loaded
     ├── JudgeError                7   the judge is missing or gave no valid scores
     ├── StoreError                8   the store cannot be opened, read or written
-    │   └── StoreTooNew          12   the store was written by a newer release
+    │   ├── StoreTooNew          12   the store was written by a newer release
+    │   └── NotFound             19   there is no policy of this name, or no store; nothing was changed
     ├── TrainingError            13   the update could not be made; no policy was published
     ├── TransitionError          14   a policy may not move to that state
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
@@ -44,7 +45,7 @@ class ConfigError(ArtPatchError, exit_code=2):
 
 
 class WrongProject(ConfigError, exit_code=18):
-    """The store has no project of this name, only those that the message names. Nothing was read or changed."""
+    """There is no project of this name, only those that the message names. Nothing was read or changed."""
 
 
 class GateRejected(ArtPatchError, exit_code=4):
@@ -96,6 +97,13 @@ class StoreError(ArtPatchError, exit_code=8):
 
 class StoreTooNew(StoreError, exit_code=12):
     """The store was written by a newer release of art_patch."""
+
+
+class NotFound(StoreError, exit_code=19):
+    """There is no policy of this name, no earlier champion, or no store. Nothing was changed.
+
+    The store itself works, or there is none yet: so an alarm on a database that is down need not ring.
+    """
 
 
 class TrainingError(ArtPatchError, exit_code=13):

@@ -200,12 +200,25 @@ def run_app() -> None:
     # An empty variable is unset: for options, too, and for the programs that are started from here.
     for name in [name for name, value in os.environ.items() if name.startswith(PREFIX) and not value.strip()]:
         del os.environ[name]
+    # Behind `--` stand the options of another program, which may have a `--json` of its own.
+    as_json = "--json" in (sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv)
     try:
-        app(standalone_mode=True)
+        # Typer draws a frame around errors of usage, on stderr; a script that asked for JSON wants them as all others.
+        sys.exit(app(standalone_mode=not as_json))
     except ArtPatchError as error:
-        # Behind `--` stand the options of another program, which may have a `--json` of its own.
-        ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
-        sys.exit(output.fail(error, as_json="--json" in ours))
-    except Exception:  # a mistake of ours
-        sys.stderr.write(visible(format_exc()))
+        sys.exit(output.fail(error, as_json=as_json))
+    except Exception as error:
+        if as_json and (usage := _usage_error(error)) is not None:
+            sys.exit(output.fail(usage, as_json=True))
+        sys.stderr.write(visible(format_exc()))  # a mistake of ours
         sys.exit(1)
+
+
+def _usage_error(error: Exception) -> ConfigError | None:
+    """Return an error of Typer's about an argument or option as one of ours; `None` for other errors."""
+    # Typer's errors are those of its own copy of click, whose module is private, or of click, in older versions.
+    context, message = getattr(error, "ctx", None), getattr(error, "format_message", None)
+    if message is None:
+        return None
+    command = "art-patch" if context is None else context.command_path
+    return ConfigError(f"{message()} (see `{command} --help`)")

@@ -20,7 +20,7 @@ from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer, one_line
 from art_patch.cli.typed_options import setting
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError, StoreError, WrongProject
 from art_patch.recording import spool_directory, take_over
 from art_patch.settings import Settings, load_settings
 
@@ -114,12 +114,12 @@ def _take_over(chosen: Settings) -> None:
 
 
 def require_project(chosen: Settings) -> None:
-    """Raise `StoreError`, which names the projects that exist, if this one has no store and others have one."""
+    """Raise `WrongProject`, which names the projects that exist, if this one has no store and others have one."""
     home, name = chosen.directory.parent, chosen.directory.name
     if chosen.store is not None or _holds_store(chosen.directory):
         return
     if others := sorted(path.parent.name for path in home.glob(f"*/{store.DEFAULT_NAME}") if _holds_store(path.parent)):
-        raise StoreError(
+        raise WrongProject(
             f"there is no store of a project {name!r} in {home}, but of: {', '.join(others)}; name one of these "
             "with --project, or run your agent with art_patch.patch() first"
         )

@@ -20,14 +20,17 @@ _BEFORE = 1_735_689_600.0  # 2025-01-01, before the first release: an earlier ti
 _MESSAGE = "Tell me something I do not know."  # open-ended: a model that is sure of every token shows no difference
 _SAME_NATS = 1e-6
 _BACK = "restart `art-patch serve`; if that does not mend it, go back: `art-patch rollback`"
+_UNREAD = "the store's route cannot be read"
 _ASK = "see what `art-patch serve` says; calls go upstream meanwhile"
 
 
 Connect = Callable[[str, str | None], "serving.EngineClient"]  # address, name of a key file -> a client of the engine
 
 
-def mode(own: str, source: str, route: Route) -> Finding:
+def mode(own: str, source: str, route: Route | None) -> Finding:
     """Report the mode that apps use, and its `source`. A mode in the store overrules the setting `own`."""
+    if route is None:
+        return Finding("mode", "unknown", _UNREAD)
     if route.mode is not None:
         percent = "" if route.canary_percent is None else f" at {route.canary_percent:g} %"
         return Finding("mode", "ok", f"{route.mode}{percent}, set in the store by `art-patch mode`")
@@ -35,8 +38,10 @@ def mode(own: str, source: str, route: Route) -> Finding:
     return Finding("mode", "ok", f"{own}, {said}; each app may say otherwise in patch()")
 
 
-def champion(route: Route) -> Finding:
+def champion(route: Route | None) -> Finding:
     """Report the name of the champion, the policy that serves, or that upstream answers."""
+    if route is None:
+        return Finding("champion", "unknown", _UNREAD)
     told = "none yet: calls go upstream and are recorded"
     if route.learner is not None:
         told = f"upstream; {route.learner} learns"
@@ -60,8 +65,11 @@ def base(model: str | None, check: Callable[[str], None]) -> Finding | None:
     return Finding("base", "ok", model)
 
 
-def engine(route: Route, base_url: str | None, connect: Connect) -> Finding:
+def engine(route: Route | None, base_url: str | None, connect: Connect) -> Finding:
     """Check that the engine (`base_url`, else the route's) answers, and serves the champion and the tested policy."""
+    if route is None and base_url is None:
+        return Finding("engine", "unknown", _UNREAD)
+    route = route or Route()
     address = base_url or route.base_url
     if address is None:
         if route.champion is None and route.learner is None and route.challenger is None:
@@ -107,7 +115,7 @@ class _Unreadable(Exception):
     """The engine's answer has no token ids or no log-probabilities."""
 
 
-def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | None:
+def adapter(route: Route | None, base_url: str | None, connect: Connect) -> Finding | None:
     """Check that the champion answers differently from its base model, so that its LoRA is applied.
 
     An engine that ignores a LoRA looks healthy, because it answers with the base model. So base model and champion get
@@ -115,8 +123,7 @@ def adapter(route: Route, base_url: str | None, connect: Connect) -> Finding | N
     equal: how large the difference may be is checked when an engine loads an adapter. The result is `None` if no engine
     answers, or if it does not serve both.
     """
-    address, champion = base_url or route.base_url, route.champion
-    if address is None or champion is None:
+    if route is None or (champion := route.champion) is None or (address := base_url or route.base_url) is None:
         return None
     base = f"{champion.rpartition('@')[0]}@0"
     try:

@@ -89,12 +89,11 @@ def _store(url: str, project: str) -> tuple[list[_Check], Callable[[], storage.F
     return checks, lambda: _facts(path, project)
 
 
-def _route(url: str, project: str) -> tuple[Route, Finding | None]:
+def _route(url: str, project: str) -> tuple[Route | None, Finding | None]:
     try:
         return stores.read_route(url, project), None
     except (sqlite3.Error, OSError, ValueError, StoreError, ConfigError) as error:
-        # An empty route lets all other checks run.
-        return Route(), Finding("route", "bad", f"the store's route cannot be read ({error})", "see the store above")
+        return None, Finding("route", "bad", f"the store's route cannot be read ({error})", "see the store above")
 
 
 def _connect(settings: Settings, timeout_s: float) -> engine.Connect:

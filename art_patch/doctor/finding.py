@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "warn", "bad"]
+Level = Literal["ok", "warn", "bad", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,8 @@ class Finding:
     """The result of one check."""
 
     name: str  # the thing that was checked; several findings may have one name
-    level: Level  # `ok`: nothing to correct; `warn`: it works, with a risk or a loss; `bad`: something does not work
+    # `ok`: nothing to correct; `warn`: it works, with a risk or a loss; `bad`: something does not work; `unknown`: it
+    # cannot be looked at, because of what another finding tells.
+    level: Level
     text: str
     cure: str = ""  # a command or an instruction that corrects the state; empty if there is nothing to correct

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from art_patch import gate, promotion, rewards, serving, training
-from art_patch.errors import AdapterRejected, ConfigError, EngineError, StoreError
+from art_patch.errors import AdapterRejected, ConfigError, EngineError, NotFound
 from art_patch.pipeline import carry_over, gate_run, train_policy
 from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress, why_none_serves
@@ -56,11 +56,11 @@ def evaluate(
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:
     ours, theirs = store.ledger.policy(policy), store.ledger.policy(against) if against else store.ledger.leader()
     if theirs is None and not against:
-        raise StoreError(f"there is no policy to compare with: {why_none_serves(store)}")
+        raise NotFound(f"there is no policy to compare with: {why_none_serves(store)}")
     if ours == theirs is not None:
         raise ConfigError(f"{policy} cannot be compared with itself; name another with --against")
     if ours is None or theirs is None:
-        raise StoreError(f"there is no policy {policy if ours is None else against!r}; `art-patch policies` lists them")
+        raise NotFound(f"there is no policy {policy if ours is None else against!r}; `art-patch policies` lists them")
     return ours, theirs
 
 
@@ -117,7 +117,7 @@ def run_explicit_update(
         ledger, read = held.store.ledger, held.store.read
         champion = ledger.leader()
         if champion is None:
-            raise StoreError(why_none_serves(held.store))
+            raise NotFound(why_none_serves(held.store))
         state: Literal["champion", "learner"] = "champion" if champion.state == "champion" else "learner"
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at, report = time.time(), held.guarding(progress)

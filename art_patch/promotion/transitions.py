@@ -8,7 +8,7 @@ unloaded.
 A policy under test is proven in the same way. Ending its test, changing its share and rolling back need no engine,
 because the route alone decides which policy apps call.
 
-Every change of state raises `StoreError` if the policy is unknown, and `TransitionError` if the policy's state does not
+Every change of state raises `NotFound` if the policy is unknown, and `TransitionError` if the policy's state does not
 allow it or another process has changed the state meanwhile.
 """
 
@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Literal
 
 from art_patch import store
-from art_patch.errors import AdapterRejected, EngineError, StoreError, TransitionError
+from art_patch.errors import AdapterRejected, EngineError, NotFound, TransitionError
 from art_patch.serving import EngineClient
 from art_patch.types import CHALLENGERS, JSON, UPSTREAM_ARM, Policy
 
@@ -141,7 +141,7 @@ def rollback(
     If upstream was the champion before, or is named, upstream answers again, and the champion learns on.
 
     Raises:
-        StoreError: there is no earlier champion, or `to` is none.
+        NotFound: there is no earlier champion, or `to` is none.
         TransitionError: `to` serves already.
         EngineError: a running engine cannot serve the old policy; the champion stays.
     """
@@ -157,7 +157,7 @@ def rollback(
 def rollback_target(ledger: store.Ledger, to: str | None = None) -> str:
     """Return who would answer after a rollback (to `to`): the name of an earlier champion, or "upstream".
 
-    Raises `StoreError` and `TransitionError` as `rollback`.
+    Raises `NotFound` and `TransitionError` as `rollback`.
     """
     champion = ledger.champion()
     if to is None:
@@ -165,13 +165,13 @@ def rollback_target(ledger: store.Ledger, to: str | None = None) -> str:
             return UPSTREAM_ARM
         if behind := _before(ledger):
             return behind[-1]
-        raise StoreError("there is no earlier champion to go back to; `art-patch history` shows what was decided")
+        raise NotFound("there is no earlier champion to go back to; `art-patch history` shows what was decided")
     if to == (champion.name if champion is not None else UPSTREAM_ARM):
         raise TransitionError(f"{to} answers already; nothing to do")
     if to == UPSTREAM_ARM:
         return to
     if (policy := ledger.policy(to)) is None:
-        raise StoreError(f"there is no policy {to!r}; `art-patch policies` lists them")
+        raise NotFound(f"there is no policy {to!r}; `art-patch policies` lists them")
     if to not in ledger.champions() or policy.state not in ("retired", "learner"):
         why = "never served" if to not in ledger.champions() else f"is {policy.state}"
         raise TransitionError(f"{to} {why}, so one cannot go back to it; `art-patch promote {to}` begins with a proof")
@@ -180,7 +180,7 @@ def rollback_target(ledger: store.Ledger, to: str | None = None) -> str:
 
 def _prove(ledger: store.Ledger, engine: EngineClient, name: str) -> None:
     if ledger.policy(name) is None:
-        raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
     ensure_loaded(engine, name)
 
 

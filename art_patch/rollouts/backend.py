@@ -78,7 +78,7 @@ class LocalBackend:
         """Make another policy of a registered model the champion, without a gate run, and return it.
 
         Raises:
-            StoreError: the project has no such policy.
+            NotFound: the project has no such policy.
             TransitionError: the policy was rejected or deleted.
             EngineError: the engine cannot serve the policy; the champion stays the same.
         """

@@ -216,7 +216,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         """Return the policy of a step as a `Model`, and make the engine serve it beside the champion.
 
         The engine serves it until the next promotion, which unloads all policies but the champion and the two kept for
-        rollback. Raises a `StoreError` if there is no such policy, an `EngineError` if the engine cannot serve it.
+        rollback. Raises a `NotFound` if there is no such policy, an `EngineError` if the engine cannot serve it.
         """
         name = self.get_inference_name(step)
         await self.runtime().ensure(name)

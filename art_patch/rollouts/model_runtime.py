@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors, policies, promotion, serving
-from art_patch.errors import ConfigError, EngineError, StoreError
+from art_patch.errors import ConfigError, EngineError, NotFound
 from art_patch.rollouts import processes, records
 from art_patch.rollouts.at_once import bar
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
@@ -179,7 +179,7 @@ class ModelRuntime:
         # Step 0 is the base model, which has no files of its own; a later policy without files was deleted.
         if policy is None or (policy.path is None and policy.step):
             known = ", ".join(each.name for each in ledger.policies() if each.path or not each.step)
-            raise StoreError(f"there is no policy {name} in the project {self._settings.project!r}; there are: {known}")
+            raise NotFound(f"there is no policy {name} in the project {self._settings.project!r}; there are: {known}")
         with self._engine_for(name) as engine:
             promotion.ensure_loaded(engine, name)
 
@@ -255,7 +255,7 @@ class ModelRuntime:
         # While upstream is the champion, scripts train the learner, and no app notices.
         champion = self._opened().ledger.leader()
         if champion is None:
-            raise StoreError(f"no policy serves in the project {self._settings.project!r}; register the model again")
+            raise NotFound(f"no policy serves in the project {self._settings.project!r}; register the model again")
         self.serves = champion.name
         return champion
 

@@ -138,8 +138,8 @@ def test_a_corrupt_database_is_named_and_left_as_it_is(tmp_path: Path):
 
 
 def test_a_missing_store_is_named(tmp_path: Path):
-    says(art_patch("status", home=tmp_path), 8, "there is no store", "art_patch.patch()")
-    says(art_patch("rollback", home=tmp_path), 8, "there is no store")
+    says(art_patch("status", home=tmp_path), 19, "there is no store", "art_patch.patch()")
+    says(art_patch("rollback", home=tmp_path), 19, "there is no store")
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,41 @@ def test_a_second_cycle_is_told_that_one_runs(served: Path):
 
 def test_errors_as_json(tmp_path: Path):
     result = art_patch("status", "--json", home=tmp_path)
-    assert result.returncode == 8
+    assert result.returncode == 19
     assert json.loads(result.stdout) == {
-        "error": "StoreError",
+        "error": "NotFound",
         "message": f"there is no store at {tmp_path}/default/store.db; run your agent with art_patch.patch() first",
-        "exit_code": 8,
+        "exit_code": 19,
     }
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("reject agent@9", "Missing option '--reason'. (see `{us} reject --help`)"),
+        ("diff a", "Missing argument 'b'. (see `{us} diff --help`)"),
+        (
+            "trajectories list --min-reward good",
+            "Invalid value for '--min-reward': Input should be a valid number, unable to parse string as a number "
+            "(see `{us} trajectories list --help`)",
+        ),
+        ("statsu", "No such command 'statsu'. Did you mean 'status'? (see `{us} --help`)"),
+        ("status --no-such-option", "No such option: --no-such-option (see `{us} status --help`)"),
+    ],
+)
+def test_usage_errors_as_json(command: str, message: str, tmp_path: Path):
+    result = art_patch(*command.split(), "--json", home=tmp_path)
+    assert (result.returncode, result.stderr) == (2, "")
+    assert json.loads(result.stdout) == {
+        "error": "ConfigError",
+        "message": message.format(us="python -m art_patch"),
+        "exit_code": 2,
+    }
+
+
+def test_what_is_shown_and_ends_is_no_error_with_json(tmp_path: Path):
+    shown = art_patch("status", "--json", "--help", home=tmp_path)
+    assert (shown.returncode, "Usage:" in shown.stdout, shown.stderr) == (0, True, "")
 
 
 def test_serve_publishes_where_it_answers_and_takes_it_back(tmp_path: Path, serving: Serving):

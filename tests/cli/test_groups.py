@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,15 @@ from tests.support.embeddings import serve_embeddings
 PROMPTS = ["price of 3 plums", "3 plums price", "price of 4 plums"]
 
 
-def run(text: str, *, spans: int = 0, system: str = "", **about: str) -> Trajectory:
+def run(text: str, *, spans: int = 0, system: str = "", at: float = 1_000.0, **about: str) -> Trajectory:
     key = new_id()
     answer = (Choice(0, {"role": "assistant", "content": "yes"}, "stop"),)
-    inside = tuple(SpanInfo(new_id(), key, "try", 1_000.0 + n) for n in range(spans))
+    inside = tuple(SpanInfo(new_id(), key, "try", at + n) for n in range(spans))
     calls = tuple(
         Call(
             new_id(),
             key,
-            1_000.0 + n,
+            at + n,
             "m",
             ({"role": "system", "content": system}, {"role": "user", "content": text}),
             answer,
@@ -33,7 +34,7 @@ def run(text: str, *, spans: int = 0, system: str = "", **about: str) -> Traject
         )
         for n, span in enumerate([span.id for span in inside] or [None])
     )
-    return Trajectory(TrajectoryInfo(key, 1_000.0, "explicit", **about), calls, spans=inside)
+    return Trajectory(TrajectoryInfo(key, at, "explicit", **about), calls, spans=inside)
 
 
 def keep(store: Store, *runs: Trajectory) -> None:
@@ -96,6 +97,19 @@ def test_the_report_reads_well_and_changes_nothing(home: Path):
     assert art_patch("groups", "--min-size", "2", home=home, COLUMNS="80").stdout == first.stdout
 
 
+def test_a_share_is_that_of_the_runs_that_were_looked_at(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    keep(store, *(run("what is it", at=time.time()) for _ in range(3)))
+    store.close()
+    told = json.loads(art_patch("groups", "--json", home=tmp_path).stdout)
+    assert (told["runs"], told["looked_at"], told["groupable_share"]) == (3, 0, None)
+    shown = art_patch("groups", home=tmp_path).stdout
+    assert "not known yet; 3 were not looked at: they may still go on" in shown
+    options = ("--settle-s", "0", "--min-size", "2", "--limit", "2")
+    told = json.loads(art_patch("groups", "--json", *options, home=tmp_path).stdout)
+    assert (told["looked_at"], told["groupable_share"]) == (2, 1.0)
+
+
 def test_copies_count_for_the_run_that_they_were_taken_from(home: Path):
     store = open_store(f"sqlite:///{home}/default/store.db")
     source = run("best of two")
@@ -111,7 +125,7 @@ def test_copies_count_for_the_run_that_they_were_taken_from(home: Path):
 
 
 def test_nothing_to_report(tmp_path: Path):
-    says(art_patch("groups", home=tmp_path), 8, "there is no store")
+    says(art_patch("groups", home=tmp_path), 19, "there is no store")
     open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     assert "no trajectories are recorded yet" in art_patch("groups", home=tmp_path).stdout
     told = json.loads(art_patch("groups", "--json", home=tmp_path).stdout)

@@ -144,7 +144,7 @@ def test_a_shadow_becomes_champion_and_rollback_goes_back(home: Path):
     assert states(home)["agent@2"] == ("champion", 100.0)
     assert went_back(home) == ("agent@0", None)
     assert states(home)["agent@2"] == ("retired", None)
-    says(art_patch("rollback", home=home), 8, "no earlier champion", "art-patch history")
+    says(art_patch("rollback", home=home), 19, "no earlier champion", "art-patch history")
 
 
 def test_rollback_needs_no_engine_and_a_test_does(home: Path):
@@ -189,7 +189,7 @@ def test_one_goes_back_to_whom_one_names(home: Path):
         "rewards": {"agent@2": {"reward": 0.5, "runs": 1}, "upstream": {"reward": 1.0, "runs": 1}},
     }  # fmt: skip
     says(art_patch("rollback", "--to", "agent@2", home=home), 14, "answers already")
-    says(art_patch("rollback", "--to", "agent@9", home=home), 8, "agent@9", "art-patch policies")
+    says(art_patch("rollback", "--to", "agent@9", home=home), 19, "agent@9", "art-patch policies")
     assert (store.ledger.policies(), store.ledger.route()) == before
     assert went_back(home, "--to", "agent@0") == ("agent@0", None)
     worse = art_patch("rollback", "--to", "agent@2", "--dry-run", home=home)
@@ -227,8 +227,8 @@ def test_an_impossible_share_is_named(home: Path, arguments: list[str], words: s
 
 
 def test_a_policy_that_is_not_there_is_named(home: Path):
-    says(art_patch("promote", "agent@9", "--shadow", home=home), 8, "agent@9", "art-patch policies")
-    says(art_patch("diff", "agent@0", "agent@9", home=home), 8, "agent@9", "art-patch policies")
+    says(art_patch("promote", "agent@9", "--shadow", home=home), 19, "agent@9", "art-patch policies")
+    says(art_patch("diff", "agent@0", "agent@9", home=home), 19, "agent@9", "art-patch policies")
 
 
 def write(store: Store, key: str, at: float, policy: str | None, asked: str, answer: str, **changes: Any) -> None:
@@ -237,6 +237,26 @@ def write(store: Store, key: str, at: float, policy: str | None, asked: str, ans
         key, f"t-{key}", at, "gpt-x", ({"role": "user", "content": asked},), (choice,), policy=policy, **changes
     )
     store.write([TrajectoryInfo(f"t-{key}", at, "shadow" if call.shadow_of else "single"), call])
+
+
+def test_tool_calls_are_alike_if_they_mean_the_same(home: Path):
+    """Their ids are random, and servers write the JSON of arguments in different ways."""
+    store = store_of(home)
+    for number, (arguments, name) in enumerate((('{"item": "honey"}', "a"), ('{"item":"tea"}', "b"))):
+        asked = {"role": "user", "content": name}
+        for policy, text in (("agent@0", arguments), ("agent@1", '{"item":"honey"}')):
+            key = f"{name}-{policy}"
+            function = {"name": "lookup", "arguments": text}
+            calls = [{"id": f"call_{key}", "type": "function", "function": function}]
+            choice = Choice(0, {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls")
+            made = Call(key, f"t-{key}", number + 1.0, "gpt-x", (asked,), (choice,), policy=policy)
+            store.write([TrajectoryInfo(f"t-{key}", number + 1.0, "single"), made])
+    store.close()
+    pairs = said(home, "diff", "agent@0", "agent@1")["pairs"]
+    assert {pair["messages"][0]["content"]: pair["alike"] for pair in pairs} == {"a": True, "b": False}
+    shown = art_patch("diff", "agent@0", "agent@1", home=home).stdout
+    assert "2 prompts were answered by both; 1 of these alike" in shown
+    assert "call_a-agent" not in shown
 
 
 def test_answers_to_the_same_prompts_stand_side_by_side(home: Path):
@@ -266,6 +286,8 @@ def test_answers_to_the_same_prompts_stand_side_by_side(home: Path):
     assert lines[2].split() == ["6", "cents", "\\x1b[31mfive", "cents"]
     assert lines[-1] == "2 prompts were answered by both; 1 of these alike"
     assert said(home, "diff", "upstream", "agent@0", "-n", "1")["pairs"][0]["a"]["call"] == "07"
+    cut = art_patch("diff", "agent@0", "agent@1", "-n", "1", home=home).stdout
+    assert cut.splitlines()[-1] == "2 prompts were answered by both; the 1 newest are above, 0 of them alike"
     none = art_patch("diff", "agent@1", "agent@2", home=home)
     assert (none.returncode, none.stdout.startswith("no prompt is recorded that both agent@1 and agent@2")) == (0, True)
     assert said(home, "diff", "agent@1", "agent@2") == {"a": "agent@1", "b": "agent@2", "prompts": 0, "pairs": []}

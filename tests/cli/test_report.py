@@ -167,7 +167,7 @@ def test_a_mistake_is_one_sentence(words: list[str], why: str, home: Path):
 
 
 def test_without_a_store_there_is_nothing_to_report(tmp_path: Path):
-    says(art_patch("report", home=tmp_path), 8, "there is no store")
+    says(art_patch("report", home=tmp_path), 19, "there is no store")
     open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     done = art_patch("report", home=tmp_path)
     assert "not enough data" in done.stdout and "no policy serves" in done.stdout

@@ -186,7 +186,7 @@ def test_nothing_is_deleted_unless_somebody_says_yes(home: Path):
 def test_erasing_needs_one_subject_and_a_store(home: Path, tmp_path: Path):
     fails(art_patch(home, "erase", "--yes"), 2, "exactly one of user, session and trajectory")
     other = art_patch(home, "erase", "--user", "u", "--project", "other", "--yes")
-    fails(other, 8, "there is no store of a project 'other'")
+    fails(other, 18, "there is no store of a project 'other'")
 
 
 def test_pruning(home: Path):

@@ -70,7 +70,7 @@ def test_a_list_as_json(home: Path):
 
 def test_nothing_to_list(home: Path, tmp_path: Path):
     assert shown(home, "trajectories", "list", "--user", "nobody") == "none of 11 trajectories matches\n"
-    says(art_patch("trajectories", "list", home=tmp_path), 8, "there is no store")
+    says(art_patch("trajectories", "list", home=tmp_path), 19, "there is no store")
     open_store(f"sqlite:///{tmp_path}/default/store.db").close()
     words = "no trajectories are recorded yet; run your agent with art_patch.patch()\n"
     assert shown(tmp_path, "trajectories", "list") == words

@@ -84,7 +84,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("command", KNOWN)
 def test_a_project_that_is_not_there_is_not_made(command: str, home: Path):
     error = refusal(command, "--home", str(home), "--project", "typo")
-    assert (error.exit_code, "'typo'" in str(error), "but of: shop; name one" in str(error)) == (8, True, True), error
+    assert (error.exit_code, "'typo'" in str(error), "but of: shop; name one" in str(error)) == (18, True, True), error
     assert [path.name for path in home.iterdir()] == ["shop"]
 
 
@@ -105,5 +105,5 @@ def test_a_project_that_a_shared_store_does_not_have_is_not_added(command: str, 
 @pytest.mark.parametrize("command", ["mode", "retrain"])
 def test_a_store_that_is_not_there_is_not_made(command: str, home: Path):
     error = refusal(command, "--store", f"sqlite:///{home}/other.db")
-    assert (error.exit_code, "there is no store at" in str(error)) == (8, True)
+    assert (error.exit_code, "there is no store at" in str(error)) == (19, True)
     assert [path.name for path in home.iterdir()] == ["shop"]

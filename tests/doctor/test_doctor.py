@@ -62,9 +62,9 @@ def test_an_sdk_that_cannot_be_wrapped_is_red():
 
 def test_bypasses_and_patchers_are_those_that_are_installed():
     found = environment.bypasses(has(litellm="1.106.2", anthropic="0.9", numpy="2"))
-    assert [(one.level, one.text.split(",")[0]) for one in found] == [
-        ("warn", "litellm 1.106.2"),
-        ("warn", "anthropic 0.9"),
+    assert [(one.level, one.text.split(", if")[0]) for one in found] == [
+        ("ok", "litellm 1.106.2 is here; not seen"),
+        ("ok", "anthropic 0.9 is here; not seen"),
     ]
     assert all(one.cure for one in found)
     assert [one.level for one in environment.bypasses(has())] == ["ok"]
@@ -296,6 +296,16 @@ def test_what_answers_and_is_no_engine_is_red():
     found = engine.engine(Route(), URL, lambda url, key: Page())
     assert found == Finding("engine", "bad", f"{URL} is not an engine: it answers with no JSON", engine.START)
     assert engine.adapter(Route(champion="a@1", base_url=URL), None, lambda url, key: Page()) is None
+
+
+def test_what_the_store_would_tell_is_unknown_while_it_cannot_be_read():
+    def connect(url: str, key_file: str | None) -> Any:
+        return Engine(True, "a@1")
+
+    unread = (engine.mode("route", "default", None), engine.champion(None), engine.engine(None, None, connect))
+    assert [(one.level, one.cure) for one in unread] == [("unknown", "")] * 3
+    assert engine.adapter(None, URL, connect) is None
+    assert engine.engine(None, URL, connect).level == "ok"  # it was named, and it answers
 
 
 def test_the_mode_says_who_set_it():
@@ -586,6 +596,14 @@ def test_red_is_exit_code_one(tmp_path: Path):
     assert "1 red" in shown.stdout
     assert "does not answer" in shown.stdout
     store.close()
+
+
+def test_nothing_is_claimed_of_what_a_broken_store_would_tell(tmp_path: Path):
+    (tmp_path / "default").mkdir()
+    (tmp_path / "default" / "store.db").write_bytes(b"no database" * 100)
+    report = {one["name"]: one["level"] for one in json.loads(doctor("--json", home=tmp_path).stdout)["findings"]}
+    assert (report["route"], report["mode"], report["champion"], report["engine"]) == ("bad", *["unknown"] * 3)
+    assert ", 3 unknown" in doctor(home=tmp_path).stdout
 
 
 def test_what_serves_and_judges_is_in_the_report(tmp_path: Path):

@@ -56,7 +56,7 @@ def report(
     champion's answers, minus the cost of GPU, judge and updates. An unknown cost is reported as unknown, never counted
     as zero.
 
-    Exit codes: 0 whatever the verdict; 2 an option has an impossible value; 8 there is no store.
+    Exit codes: 0 whatever the verdict; 2 an option has an impossible value; 19 there is no store.
     """
     from art_patch.cli import report_view
 
@@ -185,11 +185,12 @@ def groups(
     }
     judged = sum(number for state, number in stats.states.items() if state not in _NOT_JUDGED)
     standing, more = sum(stats.runs.values()), sum(would.values())
+    known = standing + len(pending)
     facts: dict[str, Any] = {
         "runs": stats.all_runs,
         "in_groups": standing,
         "would_be_grouped": more,
-        "groupable_share": (standing + more) / stats.all_runs if stats.all_runs else None,
+        "groupable_share": (standing + more) / known if known else None,  # of those that were looked at
         "looked_at": len(pending),
         "ways": {way: counts for way, counts in ways.items() if any(counts.values())},
         "left": left,
@@ -202,18 +203,20 @@ def groups(
         "dead_share": stats.states.get("dead", 0) / judged if judged else None,
     }
     if not project.answered(facts):
-        _print_groups(facts)
+        _print_groups(facts, limit)
 
 
-def _print_groups(facts: dict[str, Any]) -> None:
+def _print_groups(facts: dict[str, Any], limit: int) -> None:
     console, runs = output.stdout(), facts["runs"]
     if not runs:
         console.print("no trajectories are recorded yet; run your agent with art_patch.patch()")
         return
     summary = output.grid("dim", "")
     beyond = runs - facts["in_groups"] - facts["looked_at"] - sum(facts["not_learned_from"].values())
-    share = f"[b]{facts['groupable_share']:.0%}[/] of {runs} runs"
-    summary.add_row("groupable", share + (f"; {beyond} were not looked at" if beyond > 0 else ""))
+    known, share = facts["in_groups"] + facts["looked_at"], facts["groupable_share"]
+    told = "not known yet" if share is None else f"[b]{share:.0%}[/] of {known} runs"
+    more = "; --limit looks at more" if facts["looked_at"] == limit else ": they may still go on"
+    summary.add_row("groupable", told + (f"; {beyond} were not looked at{more}" if beyond > 0 else ""))
     states = output.listed([f"{number} {state}" for state, number in facts["states"].items()], "none yet")
     summary.add_row("groups", states + (f"; {facts['held_out']} held out for the gate" if facts["held_out"] else ""))
     if facts["dead_share"] is not None:
@@ -257,7 +260,7 @@ def evaluate(
     asks for as many answers and judge scores as a gate.
 
     Exit codes: 0 compared, whatever the result; 2 a setting is wrong; 5 a cycle is running; 6 the engine is down; 7 the
-    judge failed; 8 there is no such policy; 11 the policy cannot be served.
+    judge failed; 19 there is no such policy; 11 the policy cannot be served.
     """
     with project.opened(**judging.as_settings(), **suite.as_settings()) as (settings, opened):
         config = CycleConfig(

@@ -182,7 +182,7 @@ def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], proje
     It also works while the engine is down; a running engine unloads the policy. The champion cannot be rejected: run
     `art-patch rollback` first.
 
-    Exit codes: 0 rejected; 8 there is no such policy; 14 it is the champion, or rejected already.
+    Exit codes: 0 rejected; 19 there is no such policy; 14 it is the champion, or rejected already.
     """
     with project.opened() as (settings, opened):
         ledger = opened.ledger

@@ -16,7 +16,7 @@ from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import AdapterRejected, ConfigError, StoreError
+from art_patch.errors import AdapterRejected, ConfigError, NotFound
 from art_patch.policies import Dtype
 from art_patch.settings import Settings
 
@@ -51,7 +51,7 @@ def export_policy(
     First the LoRA's files are checked against its manifest, and its base model is checked. The directory appears only
     when it is complete, and only you can read it. The audit log notes who exported which policy. No engine is needed.
 
-    Exit codes: 0 written; 2 the directory is not empty; 8 there is no such policy; 9 the base is missing; 11 the LoRA
+    Exit codes: 0 written; 2 the directory is not empty; 19 there is no such policy; 9 the base is missing; 11 the LoRA
     is damaged, or belongs to another base.
     """
     _require(copying.merged)
@@ -85,7 +85,7 @@ def push(
     gate's metrics. It holds no recorded text and no path of this machine. Before anything is sent, the audit log notes
     who sends which policy.
 
-    Exit codes: 0 sent, or shown; 2 no token, or an option is wrong; 8 there is no such policy; 9 the base is missing;
+    Exit codes: 0 sent, or shown; 2 no token, or an option is wrong; 19 there is no such policy; 9 the base is missing;
     11 the LoRA is damaged, or belongs to another base; 16 the hub refused, or cannot be reached.
     """
     if update and private is not None:
@@ -176,7 +176,7 @@ def _read(settings: Settings, opened: store.Store, name: str, copying: Copying) 
         raise ConfigError("--dtype is of merged weights; give it with --merged")
     policy = opened.ledger.policy(name)
     if policy is None:
-        raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
     if policy.path is None:
         raise ConfigError(f"{name} is the base model itself, which lies at {policy.base}; there is nothing to copy")
     base = policies.read_base_model(copying.base or Path(policy.base))

@@ -256,7 +256,7 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
         output.say(f"{count} calls went past the patch by {output.one_line(name)}", style="yellow")
 
 
-_MARKS = {"ok": "[green]●[/]", "warn": "[yellow]●[/]", "bad": "[red]●[/]"}
+_MARKS = {"ok": "[green]●[/]", "warn": "[yellow]●[/]", "bad": "[red]●[/]", "unknown": "[dim]○[/]"}
 
 
 @command
@@ -299,4 +299,5 @@ def _print_findings(findings: list[examinations.Finding]) -> None:
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
     red = f"[red]{counts['bad']} red[/]" if counts["bad"] else "nothing red"
-    console.print(f"\n{red}, {counts['warn']} yellow, {counts['ok']} green")
+    unknown = f", {counts['unknown']} unknown" if counts["unknown"] else ""
+    console.print(f"\n{red}, {counts['warn']} yellow, {counts['ok']} green{unknown}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -13,7 +15,8 @@ from art_patch import formats, store, types
 from art_patch.cli import output
 from art_patch.cli.options import Project, TrajectoryFilter
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError, NotFound
+from art_patch.trajectories import number_tool_calls
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
 WIDE = 110  # columns of a terminal that has room for user and task
@@ -190,14 +193,20 @@ def diff(
     project: Project,
     limit: Annotated[int, Option("Number of prompts.", also=("-n",), least=1)] = 10,
 ) -> None:
-    """Show the answers of two policies to the same recorded prompts, side by side, newest first."""
+    """Show the answers of two policies to the same recorded prompts, side by side, newest first.
+
+    Two answers are alike if they say the same and call the same tools with the same arguments.
+    """
     with project.opened() as (_, opened):
         # Upstream is a party without a policy: its calls have none.
         names = [None if name == UPSTREAM else name for name in (a, b)]
         if missing := [name for name in names if name is not None and opened.ledger.policy(name) is None]:
-            raise StoreError(f"there is no policy {missing[0]!r}; `art-patch policies` lists them")
+            raise NotFound(f"there is no policy {missing[0]!r}; `art-patch policies` lists them")
         count, pairs = opened.browse.answered_by_both(*names, limit=limit)
-    shown = [{"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b)} for pair in pairs]
+    shown = [
+        {"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b), "alike": _are_alike(pair)}
+        for pair in pairs
+    ]
     if project.answered({"a": a, "b": b, "prompts": count, "pairs": shown}):
         return
     if pairs:
@@ -206,6 +215,27 @@ def diff(
         f"no prompt is recorded that both {a} and {b} answered; "
         "`art-patch promote POLICY --shadow` asks a policy what the champion answers"
     )
+
+
+def _are_alike(pair: store.Pair) -> bool:
+    """Whether both answers mean the same: ids of tool calls are random, and white space in arguments says nothing."""
+    one, other = ([_meant(message) for message in _answers(call)] for call in pair)
+    return one == other
+
+
+def _answers(call: types.Call) -> tuple[types.JSON, ...]:
+    return number_tool_calls(choice.message for choice in call.choices)
+
+
+def _meant(message: types.JSON) -> Any:
+    tools: list[Any] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call.get("custom") or {}
+        given: Any = function.get("arguments", function.get("input"))
+        with suppress(TypeError, ValueError):  # it may be no JSON
+            given = json.loads(given)
+        tools.append((function.get("name"), given))
+    return message.get("content") or "", message.get("refusal") or "", tools
 
 
 def _facts(call: types.Call) -> dict[str, Any]:
@@ -227,8 +257,8 @@ def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> Non
     console, same = output.stdout(), 0
     for pair in pairs:
         asked = f"{pair.a.messages[-1].get('role', '?')}: {words_of(pair.a.messages[-1])}" if pair.a.messages else ""
-        answers = [output.visible("\n--\n".join(words_of(choice.message) for choice in call.choices)) for call in pair]
-        same += answers[0] == answers[1]
+        answers = [output.visible("\n--\n".join(map(words_of, _answers(call)))) for call in pair]
+        same += _are_alike(pair)
         table = output.Table.grid(padding=(0, 2), expand=True)
         for _ in pair:
             table.add_column(ratio=1, overflow="fold")
@@ -238,5 +268,5 @@ def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> Non
         console.print(output.Text(output.one_line(asked), style="bold", overflow="ellipsis", no_wrap=True))
         console.print(table)
         console.print()
-    rest = f", the newest {len(pairs)} of them above" if count > len(pairs) else ""
-    output.say(f"{count} prompts were answered by both{rest}; {same} of these alike", style="dim")
+    shown = f"the {len(pairs)} newest are above, {same} of them" if count > len(pairs) else f"{same} of these"
+    output.say(f"{count} prompts were answered by both; {shown} alike", style="dim")

@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.forking import in_database
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError, NotFound, StoreError
 from art_patch.store.backends import database
 from art_patch.store.backends.files import never_close
 from art_patch.store.backends.scoping import limit_to_project
@@ -204,7 +204,7 @@ class PostgresDatabase(database.Database):
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {database.WRITE_ALONE}")
             revision = self._look(connection)  # another process may have migrated while we waited for the lock
             if revision is None and not create:
-                raise StoreError(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
+                raise NotFound(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
             if revision != tables.HEAD:
                 database.upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
             self._bind(connection)

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.exc import DBAPIError
 
 from art_patch._lib.forking import in_database
-from art_patch.errors import StoreError
+from art_patch.errors import NotFound, StoreError
 from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, revision_of, upgrade
 from art_patch.store.backends.files import StoreFiles, bytes_of, never_close
 from art_patch.store.backends.scoping import limit_to_project
@@ -207,7 +207,7 @@ class SqliteDatabase(Database):
         self._strikes += code in _BROKEN
 
     def _missing(self) -> StoreError:
-        return StoreError(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
+        return NotFound(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
 
     def _migrate(self, *, create: bool = True) -> None:
         with self._calls.connect() as connection:

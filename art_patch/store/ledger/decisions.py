@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
-from art_patch.errors import ConfigError, StoreError, TransitionError
+from art_patch.errors import ConfigError, NotFound, TransitionError
 from art_patch.store.backends.database import Database, decide_alone
 from art_patch.store.ledger.route import ROUTE_KEY
 from art_patch.store.queries.loading import rows_in
@@ -103,7 +103,7 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     """Change a policy's state inside the caller's transaction, with the effects and errors of `Ledger.move`."""
     policy = policy_of(connection, name)
     if policy is None:
-        raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
     check_move(name, policy.state, state)
     _check_share(state, percent)
     # Read before anything is written: afterwards this policy may be one of them.

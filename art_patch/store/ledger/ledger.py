@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError, NotFound
 from art_patch.store.backends.database import Part, decide_alone
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.decisions import Cause, note
@@ -229,7 +229,7 @@ class Ledger(Part):
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
 
         Raises:
-            StoreError: if there is no such policy.
+            NotFound: if there is no such policy.
             TransitionError: if `types.MOVES` does not allow the change, if there is no champion to test against, if
                 another policy is under test, or if the canary has this share already.
             ConfigError: if `percent` is missing for `canary`, or given for another state.
@@ -261,22 +261,22 @@ class Ledger(Part):
             decisions.give_up(connection, policy)
 
     def keep_metrics(self, name: str, *, metrics: JSON) -> None:
-        """Add metrics to a policy's, without a change of its state; `StoreError` if there is no such policy."""
+        """Add metrics to a policy's, without a change of its state; `NotFound` if there is no such policy."""
         table = tables.policies
         with self._deciding() as connection:
             if (policy := decisions.policy_of(connection, name)) is None:
-                raise StoreError(f"there is no policy {name!r}; `art-patch policies` lists them")
+                raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
             merged = dict(policy.metrics) | dict(metrics)
             connection.execute(update(table).where(table.c.name == name).values(metrics=merged))
 
     def keep_verdict(self, name: str, *, metrics: JSON, who: str, reason: str, now: float | None = None) -> None:
-        """Record that a candidate won its gate and waits for a person; `StoreError` if there is no such candidate."""
+        """Record that a candidate won its gate and waits for a person; `NotFound` if there is no such candidate."""
         at = time.time() if now is None else now
         table = tables.policies
         with self._deciding() as connection:
             policy = decisions.policy_of(connection, name)
             if policy is None or policy.state != "candidate":
-                raise StoreError(f"there is no candidate {name!r}; `art-patch status` lists the policies")
+                raise NotFound(f"there is no candidate {name!r}; `art-patch status` lists the policies")
             merged = dict(policy.metrics) | dict(metrics) | {"waits": {"since": at, "reason": reason}}
             connection.execute(update(table).where(table.c.name == name).values(metrics=merged))
             note(connection, who, "verdict", {"policy": name, "reason": reason}, at)
