@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -86,6 +87,7 @@ class Recorder:
         self._gave_up = False
         self._read = 0
         self._marks: list[Mark] = []
+        self._awaited: list[Mark] = []  # those that a caller waits for
         self._converter: Converter | None = None
         self._telemetry: Telemetry | None = None
         self._delivery = Delivery(self._open_sink or self._open_store, self._breathe)
@@ -154,15 +156,22 @@ class Recorder:
             return True
         mark = self._marked()
         self._nudge.set()
-        done = mark.written.wait(timeout_s)
-        mark.given_up = True
-        return done
+        try:
+            return mark.written.wait(timeout_s)
+        finally:
+            self._give_up(mark)
 
     def _marked(self) -> Mark:
         mark = Mark()
+        self._awaited.append(mark)
         self._pass_on(mark)
         self.ensure_running()
         return mark
+
+    def _give_up(self, mark: Mark) -> None:
+        mark.given_up = True
+        with suppress(ValueError):  # a child that was forked while a caller waited has none
+            self._awaited.remove(mark)
 
     def stop(self, timeout_s: float) -> bool:
         """Write the queued records and end the thread, until the next `put()`; return false if that takes too long."""
@@ -179,7 +188,7 @@ class Recorder:
     @property
     def steps(self) -> int:
         """A number that grows with each import, call or batch of the thread. `end` waits for as long as it grows."""
-        # While the store cannot be written, an import is no progress of the store, but one of the app.
+        # While the store cannot be written, an import is a progress of the app alone.
         return self._read + self._delivery.steps + steps(imports=self.trouble is None)
 
     @property
@@ -215,7 +224,7 @@ class Recorder:
                 if self.steps > steps:
                     steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
                 self._gave_up = time.monotonic() >= deadline
-            mark.given_up = True
+            self._give_up(mark)
         if not self._gave_up:
             self.stop(max(0.0, deadline - time.monotonic()))
         if self._spooler is not None:
@@ -277,7 +286,8 @@ class Recorder:
         while True:
             now = time.monotonic()
             if now >= tick_at and not self._stopping:  # a tick queues a report, which would start the threads again
-                self._tick()
+                with counted("recording.tick"):
+                    self._on_tick()
                 tick_at = now + self.settings.poll_interval_s
             if self._delivery.pending:
                 # The store is down. What is queued stays there as bytes, which are smaller than records, until it is
@@ -296,7 +306,7 @@ class Recorder:
             item = self._queue.get(timeout_s)
         except Empty:
             return
-        self._hurried = self._nudge.wait(self.settings.flush_interval_s)
+        self._hurried = self._nudge.wait(0.0 if self._awaited else self.settings.flush_interval_s)
         waiting: list[Waiting] = []
         deadline = time.monotonic() + COLLECT_S
         self._sort(item, waiting)
@@ -309,15 +319,14 @@ class Recorder:
     def _breathe(self) -> None:
         """Let the app's threads run, unless a caller waits for a flush or the queue is over a quarter full."""
         spooler = self._spooler
-        if self._hurried or self._account.is_crowded or (spooler and spooler.is_nearly_full):
+        if self._hurried or self._awaited or self._account.is_crowded or (spooler and spooler.is_nearly_full):
             return
-        # While this thread computes, the interpreter switches to another thread only every 5 ms, so a call that ends
-        # meanwhile would wait for that long. A short pause is enough: a thread that waits takes the interpreter, and
-        # keeps it until it waits itself.
-        asked = time.monotonic()
+        # While this thread computes, the interpreter switches to another only every 5 ms, for which a call that ends
+        # meanwhile would wait. A short pause is enough: who waits takes the interpreter, and keeps it until it waits.
+        computed_s = time.process_time()
         self._hurried = self._nudge.wait(PAUSE_S)
-        if spooler is not None and not self._hurried and time.monotonic() - asked > PAUSE_S + SATURATED_S:
-            # It took that long to get the interpreter back, so the app computes without a pause. What waits is safe.
+        if spooler is not None and not self._hurried and time.process_time() - computed_s > SATURATED_S:
+            # The app computed all the while; a clock would count other processes, too. What waits is safe.
             self._hurried = self._nudge.wait(GIVE_WAY_S)
 
     def _spooled(self, item: Passed) -> None:
@@ -386,12 +395,6 @@ class Recorder:
         self._account.finish(items, dropped)
         if self._spooler is not None:
             self._spooler.finished(items)
-
-    def _tick(self) -> None:
-        try:
-            self._on_tick()
-        except Exception as error:
-            faults.fault("recording.tick", error)
 
 
 _graveyard: list[Delivery] = []

@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from art_patch._lib.faults import faults
 from art_patch._lib.ids import new_id
+from art_patch._lib.os_threads import Flag
 from art_patch.errors import StoreError
 from art_patch.recording import Exchange, Recorder
 from art_patch.recording.delivery import Delivery
+from art_patch.recording.recorder import COLLECT_RECORDS, GIVE_WAY_S, PAUSE_S
 from art_patch.settings import Settings
 from art_patch.types import Call, Record, Score
 
@@ -64,6 +68,53 @@ def exchange(recorder: Recorder, size: int = 0) -> Exchange:
     made = Exchange(recorder, "m")
     made.request = b" " * size + b'{"messages": []}'
     return made
+
+
+def test_who_waits_for_a_flush_waits_for_no_pause(tmp_path, monkeypatch):
+    """The thread makes way for an app that computes without a pause; but not while the app waits for it."""
+    monkeypatch.setattr("art_patch.recording.recorder.GIVE_WAY_S", 60.0)
+    recorder, ended = Recorder(Settings(home=tmp_path, flush_interval_s=0.005)), threading.Event()
+
+    def compute() -> None:
+        while not ended.is_set():
+            sum(range(20_000))
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3 * COLLECT_RECORDS):  # several batches
+            exchange(recorder).finish("complete")
+        assert recorder.flush(40)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert recorder.counts.recorded == 3 * COLLECT_RECORDS
+    assert recorder.stop(10)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_busy_machine_is_not_taken_for_a_busy_app(computes: bool, recorder, sink, monkeypatch):
+    """The pause lasts long in both cases; only if the app computed meanwhile, the thread makes way for it."""
+    pauses: list[float] = []
+
+    class Slow(Flag):
+        def wait(self, timeout_s: float) -> bool:
+            pauses.append(timeout_s)
+            if timeout_s == PAUSE_S:
+                until = time.monotonic() + 0.02
+                while computes and time.process_time() < began + 0.02:
+                    sum(range(1_000))
+                time.sleep(max(0.0, until - time.monotonic()))
+            return False
+
+    began = time.process_time()
+    monkeypatch.setattr(recorder, "_nudge", Slow())
+    monkeypatch.setattr(recorder, "_spooler", SimpleNamespace(is_nearly_full=False))
+    recorder._breathe()
+    assert pauses == ([PAUSE_S, GIVE_WAY_S] if computes else [PAUSE_S])
+    monkeypatch.undo()
 
 
 def test_finish_counts_once(recorder, sink):
