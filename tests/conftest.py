@@ -120,9 +120,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a process of pytest-xdist, put the files with most slow tests first, then those with most tests.
 
-    In files that ask judges, sockets that litellm drops during a test are no failure.
+    Tests with the mark `full` are skipped unless they are asked for. In files that ask judges, sockets that litellm
+    drops during a test are no failure.
     """
     for item in items:
+        if item.get_closest_marker("full") and "ART_PATCH_FULL" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="takes long; ART_PATCH_FULL=1 runs it"))
         names = vars(getattr(item, "module", None) or object).keys() | set(getattr(item, "fixturenames", ()))
         if _JUDGING & names:
             item.add_marker(pytest.mark.filterwarnings(_LEAKED_SOCKET))

@@ -111,7 +111,9 @@ def test_a_full_vllm_says_so_and_goes_on(base_dir: Path, adapters: Path, home: P
         assert asked(**{WAIT_HEADER: "0"}) == 1
 
 
-@pytest.mark.parametrize("victim", ["server", "engine", "guard"])
+@pytest.mark.parametrize(
+    "victim", ["engine", *(pytest.param(name, marks=pytest.mark.full) for name in ("server", "guard"))]
+)
 def test_a_killed_replica_comes_back_with_every_policy(whole: Running, home: Path, victim: str) -> None:
     expected = {policy: greedy(whole.openai, policy, "pear") for policy in ("agent@0", "agent@1", "agent@2")}
     assert len({tuple(ids) for ids in expected.values()}) == 3

@@ -62,7 +62,7 @@ def job(base: Path, tmp_path: Path) -> TrainJob:
     return make_job(base, tmp_path / "adapters" / "agent@2", groups, processes=2, **ENDLESS)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_several_processes_make_the_policy_of_one(base: Path, tmp_path: Path, processes: int):
     shown = row((9, 10), (40, 41, 42), logprob=0.0)
     groups = random_groups(base, groups=4, siblings=3)
@@ -143,7 +143,7 @@ def launcher(directory: Path) -> Generator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM, signal.SIGKILL])
 def test_none_outlives_the_program_that_launched_them(job: TrainJob, tmp_path: Path, how: signal.Signals):
     claim(tmp_path / "job", job)
     with launcher(tmp_path / "job") as process:

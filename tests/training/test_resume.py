@@ -88,7 +88,7 @@ def test_an_update_that_is_killed_five_times_gives_the_same_weights(
     kill_again_and_again(base, tmp_path, groups, kills=5, seed=random.randrange(10**6))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_update_that_is_killed_25_times_gives_the_same_weights(
     base: Path, groups: tuple[TrainGroup, ...], tmp_path: Path
 ):
