@@ -275,7 +275,7 @@ def test_usage_errors_as_json(command: str, message: str, tmp_path: Path):
     assert (result.returncode, result.stderr) == (2, "")
     assert json.loads(result.stdout) == {
         "error": "ConfigError",
-        "message": message.format(us="python -m art_patch"),
+        "message": message.format(us="art-patch"),
         "exit_code": 2,
     }
 

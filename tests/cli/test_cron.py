@@ -78,7 +78,7 @@ def test_what_is_wrong_at_night_is_mailed(machine: Machine):
         ["/bin/sh", "-c", as_cron_does(line)],
         capture_output=True, text=True, timeout=120, env={"PATH": os.defpath, "HOME": str(machine.home)},
     )  # fmt: skip
-    assert ran.stdout == f"art-patch retrain: exit code 8, see {machine.home}/default/retrain.log\n"
+    assert ran.stdout == f"art-patch retrain: exit code 19, see {machine.home}/default/retrain.log\n"
 
 
 def test_installing_again_replaces_and_removing_restores(machine: Machine):

@@ -6,21 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.support import warm_commands
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 ENVIRONMENT["COLUMNS"] = "300"  # rich wraps at 80 where there is no terminal
 
 
 def art_patch(*arguments: str | Path, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "art_patch", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)} | environment,
+    return warm_commands.run(
+        [*map(str, arguments)], ENVIRONMENT | {"ART_PATCH_HOME": str(home)} | environment, timeout_s=120
     )
 
 
@@ -51,13 +48,11 @@ class Serving:
     """`art-patch serve` in a process of its own."""
 
     def __init__(self, base: Path, home: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "art_patch", "serve", "--base", str(base), "--port", "0", "--json", *options]
-        self.process = subprocess.Popen(
-            command,
+        self.process = warm_commands.start(
+            ["serve", "--base", str(base), "--port", "0", "--json", *options],
+            ENVIRONMENT | {"ART_PATCH_HOME": str(home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT | {"ART_PATCH_HOME": str(home)},
         )
         assert self.process.stdout is not None
         self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
