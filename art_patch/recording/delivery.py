@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 30.0
+AWAITED_RETRY_S = 1.0  # the longest pause while a caller waits for what is queued
 # With a hundred records, writing is a third faster, but holds the interpreter three times as long.
 BATCH_RECORDS = 32
 
@@ -70,6 +71,7 @@ class Delivery:
         self._failures = 0
         self.sink: Sink | None = None
         self.retry_at = 0.0
+        self._tried_at = 0.0
         self.trouble: str | None = None
         # How often the store was opened or took a batch.
         self.steps = 0
@@ -79,6 +81,10 @@ class Delivery:
         """Whether any batch waits to be written."""
         return bool(self._batches)
 
+    def next_try(self, *, awaited: bool) -> float:
+        """Return when to try again: sooner if a caller waits, because the store may be back long before `retry_at`."""
+        return min(self.retry_at, self._tried_at + AWAITED_RETRY_S) if awaited else self.retry_at
+
     def add(self, records: Sequence[Waiting]) -> None:
         """Append records to those that wait, in batches of at most `BATCH_RECORDS`."""
         for start in range(0, len(records), BATCH_RECORDS):
@@ -86,6 +92,7 @@ class Delivery:
 
     def attempt(self, now: float) -> tuple[list[Waiting], list[Waiting]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
+        self._tried_at = now
         written, poison, failed = list[Waiting](), list[Waiting](), list[tuple[list[Waiting], Exception]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()

@@ -290,11 +290,11 @@ class Recorder:
                     self._on_tick()
                 tick_at = now + self.settings.poll_interval_s
             if self._delivery.pending:
-                # The store is down. What is queued stays there as bytes, which are smaller than records, until it is
-                # back.
-                nudged = self._nudge.wait(max(0.0, min(self._delivery.retry_at, tick_at) - now))
+                # The store is down. Until it is back, what is queued stays as bytes, which are smaller than records.
+                retry_at = self._delivery.next_try(awaited=bool(self._awaited))
+                nudged = self._nudge.wait(max(0.0, min(retry_at, tick_at) - now))
                 self._nudge.clear()
-                if nudged or time.monotonic() >= self._delivery.retry_at:
+                if nudged or time.monotonic() >= retry_at:
                     self._deliver()
             else:
                 self._collect(max(0.0, tick_at - now))

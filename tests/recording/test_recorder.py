@@ -94,6 +94,17 @@ def test_who_waits_for_a_flush_waits_for_no_pause(tmp_path, monkeypatch):
     assert recorder.stop(10)
 
 
+def test_who_waits_for_a_flush_does_not_wait_until_a_late_retry(recorder, sink, monkeypatch):
+    """The pause between two tries grows to half a minute; the store may be back long before."""
+    monkeypatch.setattr("art_patch.recording.delivery.FIRST_RETRY_S", 60.0)
+    sink.down = True
+    exchange(recorder).finish("complete")
+    assert sink.entered.wait(10)
+    threading.Timer(1.5, setattr, (sink, "down", False)).start()
+    assert recorder.flush(30)
+    assert recorder.counts.recorded == 1
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_busy_machine_is_not_taken_for_a_busy_app(computes: bool, recorder, sink, monkeypatch):
     """The pause lasts long in both cases; only if the app computed meanwhile, the thread makes way for it."""
