@@ -25,6 +25,7 @@ from art_patch.cli.commands import (
     policies,
     policy_copies,
     retrain,
+    rollback,
     run,
     serve,
     status,
@@ -122,7 +123,7 @@ _policies.callback(invoke_without_command=True)(policies.policies)
 _policies.command("export")(policy_copies.export_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
-_add(DECIDE, measure.evaluate, policies.promote, policies.watch, policies.rollback, policies.reject)
+_add(DECIDE, measure.evaluate, policies.promote, policies.watch, rollback.rollback, policies.reject)
 
 _add(DATA, files.export, store.erase, consent.consent)
 app.command("import", rich_help_panel=DATA)(files.import_file)

@@ -36,6 +36,8 @@ FIRST_ROOM = 100
 # A report that has changed is written after 10 s at the earliest, one that has not after 60 s.
 REPORT_EVERY_S = 10.0
 REPORT_AT_LEAST_EVERY_S = 60.0
+# What `art-patch promote`, `rollback`, `reject` and `mode` change.
+FOLLOWED = ("mode", "champion", "challenger")
 
 _HOST = socket.gethostname()
 
@@ -212,14 +214,18 @@ class Runtime:
         self.report()
 
     def report(self) -> None:
-        """Queue a report for `art-patch status`: at most every 10 s if the status changed, else every 60 s."""
+        """Queue a report for `art-patch status`: at most every 10 s if the status changed, else every 60 s.
+
+        At once if what was changed is what the app follows: somebody may wait for it (`--wait`).
+        """
         if self._facts is None:
             return
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
         now, facts = time.monotonic(), self._facts(self)
-        age_s = now - self._reported[0]
-        if age_s < REPORT_EVERY_S or (facts == self._reported[1] and age_s < REPORT_AT_LEAST_EVERY_S):
+        reported_at, reported = self._reported
+        wait_s = REPORT_AT_LEAST_EVERY_S if facts == reported else REPORT_EVERY_S
+        if now - reported_at < wait_s and all(facts.get(name) == reported.get(name) for name in FOLLOWED):
             return
         self._reported = (now, facts)
         self.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))

@@ -180,16 +180,14 @@ def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percen
 def test_modes_are_shown(tmp_path: Path):
     store = open_store(f"sqlite:///{tmp_path}/default/store.db")
     said = art_patch("mode", "canary", "--percent", "12.5", home=tmp_path).stdout
-    follow = "running apps follow within 0.5 s"
-    seen = "app processes seen in the last hour"
-    assert said == f"mode of default: canary with 12.5 % of the sessions; {follow}; 0 {seen}\n"
+    assert said == "mode of default: canary with 12.5 % of the sessions; no app process runs at present\n"
     store.write([AppReport("web:1", time.time(), {}), AppReport("web:2", time.time() - 7_200, {})])
-    assert art_patch("mode", "off", home=tmp_path).stdout.endswith("; 1 app process seen in the last hour\n")
+    assert art_patch("mode", "off", home=tmp_path).stdout.endswith("; 1 app process follows within 0.5 s\n")
     store.close()
     art_patch("mode", "canary", "--percent", "12.5", home=tmp_path)
     assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
-    assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; running apps")
+    assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; 1 app process follows")
 
 
 def test_a_control_group_is_set_and_shown(tmp_path: Path):

@@ -90,16 +90,16 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     assert shown[2].rstrip().endswith("  5 %")
     (line,) = [line for line in art_patch("status", home=home).stdout.splitlines() if line.startswith("challenger")]
     assert "agent@1 canary, 5 % of sessions, for " in line
-    wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0}
+    wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0, "apps": 0}
     assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
     would = art_patch("rollback", "--dry-run", home=home).stdout
     assert would == (
         "dry run, nothing is changed: agent@1 is rejected; agent@0 answers every session; "
-        "0 app processes would follow\n"
+        "no app process runs at present\n"
     )
     assert states(home)["agent@1"] == ("canary", 20.0)
     told = art_patch("rollback", "--reason", "no", home=home).stdout
-    assert told == "agent@1 is rejected; agent@0 answers every session; 0 app processes follow within a second\n"
+    assert told == "agent@1 is rejected; agent@0 answers every session; no app process runs at present\n"
     says(art_patch("promote", "agent@1", home=home), 14, "stays that way")
     moves = said(home, "history", "-n", "3")["history"]
     assert [(m["policy"], m["from_state"], m["to_state"], m["reason"]) for m in moves] == [
@@ -182,7 +182,7 @@ def test_one_goes_back_to_whom_one_names(home: Path):
         store.write([Score(f"s{step}", f"t-{step}", "reward", right, "code", time.time())])
     before = store.ledger.policies(), store.ledger.route()
     would = art_patch("rollback", "--to", "agent@0", "--dry-run", home=home)
-    assert would.stdout == "dry run, nothing is changed: agent@0 serves again; 0 app processes would follow\n"
+    assert would.stdout == "dry run, nothing is changed: agent@0 serves again; no app process runs at present\n"
     assert would.stderr == ""
     assert said(home, "rollback", "--to", "upstream", "--dry-run") == {
         "champion": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,

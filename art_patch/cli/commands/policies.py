@@ -1,4 +1,4 @@
-"""Commands about which policy serves: `promote`, `rollback`, `reject`, `policies`, `watch`; and threads of `serve`."""
+"""Commands about which policy serves: `promote`, `reject`, `policies`, `watch`; and threads of `serve`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from art_patch import pipeline, promotion, serving, store, types
 from art_patch.cli import output
-from art_patch.cli.commands.status import APPS_SEEN_S
+from art_patch.cli.followers import Wait, followed
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
@@ -27,6 +27,7 @@ POLICY = typer.Argument(help="NAME@STEP of a candidate, of a policy being tested
 def promote(
     policy: Annotated[str, POLICY],
     project: ActingProject,
+    wait: Wait,
     canary: Annotated[
         float | None,
         Option(
@@ -66,11 +67,12 @@ def promote(
             promotion.challenge(ledger, engine, policy, state=state, percent=canary, who=who, reason=why)
         else:
             promotion.promote(ledger, engine, policy, who=who, reason=why)
-        route = ledger.route()
+        route, following = ledger.route(), followed(opened, settings, wait=wait.wait)
     state = route.challenger_state if route.challenger == policy else "champion"
     percent = route.challenger_percent if state == "canary" else None
-    if project.answered({"champion": route.champion, "policy": policy, "state": state, "percent": percent}):
-        return
+    facts = {"champion": route.champion, "policy": policy, "state": state, "percent": percent}
+    if project.answered(facts | following.facts()):
+        return following.end()
     rival = route.champion or "upstream"
     share = route.control_percent
     stay = f", but for {share:g} % of the sessions (`art-patch mode --control`)" if share else ""
@@ -78,105 +80,12 @@ def promote(
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
         "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {rival} all others",
     }.get(state or "", f"[b]{policy}[/] serves{stay}")
-    output.stdout().print(f"{said}; running apps follow within a second")
+    output.stdout().print(f"{said}; {following.words()}", soft_wrap=True)
+    following.end()
 
 
 @command
-def rollback(
-    project: ActingProject,
-    to: Annotated[
-        str | None,
-        Option(
-            "Who answers then: an earlier champion, or `upstream`; a test that is running ends as well. Default: end "
-            "the test if there is one, else the champion before.",
-            metavar="NAME@STEP|upstream",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, Option("Only show what would change, and the rewards of both.")] = False,
-    reason: Annotated[str, REASON] = "rolled back by hand",
-) -> None:
-    """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
-
-    Beside upstream, a policy that is tested is not rejected but learns on. If the champion has taken upstream's place,
-    upstream answers again, and the policy learns on.
-
-    It also works while the engine is down.
-    """
-    with project.opened() as (settings, opened):
-        ledger, who = opened.ledger, project.actor("rollback")
-        before, tested = _answering(ledger), ledger.challenger()
-        # First of all: what cannot be gone back to is refused before anything is changed.
-        target = before if tested and to in (None, before) else promotion.rollback_target(ledger, to)
-        if dry_run:
-            ended = tested.name if tested else None
-        else:
-            ended = _go_back(settings, ledger, target, who=who, reason=reason)
-        apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
-        if not project.as_json:
-            serves = f"[b]{target}[/] {'answers every session' if target == before else 'serves again'}"
-            follow = output.counted(apps, "app process", "app processes")
-            follow = f"{follow} would follow" if dry_run else f"{follow} follow within a second"
-            told = (_end_of_test(ledger, ended, before, dry_run=dry_run), serves, follow)
-            head = "dry run, nothing is changed: " if dry_run else ""
-            output.stdout().print(head + "; ".join(filter(None, told)), soft_wrap=True)
-        # Last, because reading the calls of a month takes seconds on a large store.
-        rewards = _rewards(opened, before, target) if target != before else {}
-        facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": ended}
-        if not project.answered(facts | {"was": before, "apps": apps, "dry_run": dry_run, "rewards": rewards}):
-            _warn_if_worse(rewards, before, target)
-
-
-def _answering(ledger: store.Ledger) -> str:
-    champion = ledger.champion()
-    return champion.name if champion is not None else types.UPSTREAM_ARM
-
-
-def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, reason: str) -> str | None:
-    """End the test, if there is one, and let `to` answer; return the name of the policy whose test has ended."""
-    # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
-    ended = promotion.give_up(ledger, None, who=who, reason=reason)
-    # So also if a server has promoted the tested policy in this moment.
-    if _answering(ledger) != to:
-        # A rollback is urgent: an engine that takes longer than a second is not waited for.
-        promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), to=to, who=who, reason=reason)
-    if ended is not None and ended not in promotion.wanted(ledger):
-        _unload(settings, ledger, ended)
-    return ended
-
-
-def _end_of_test(ledger: store.Ledger, ended: str | None, before: str, *, dry_run: bool) -> str:
-    """Return in words what has become of the policy under test, or would become of it; empty without one."""
-    policy = ledger.policy(ended) if ended else None
-    if policy is None:
-        return ""
-    learns_on = policy.state == "canary" and before == types.UPSTREAM_ARM
-    state = ("learner" if learns_on else "rejected") if dry_run else policy.state
-    return f"{policy.name} {'is trained on' if state == 'learner' else f'is {state}'}"
-
-
-def _rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
-    """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
-    now = time.time()
-    runs = opened.reports.usage(since=now - store.CONTROL_S, until=now).runs
-    found = dict[str, dict[str, float]]()
-    for name in names:
-        own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
-        its = [run.reward for run in own if run.reward is not None]
-        if its:
-            found[name] = {"reward": sum(its) / len(its), "runs": len(its)}
-    return found
-
-
-def _warn_if_worse(rewards: dict[str, dict[str, float]], before: str, target: str) -> None:
-    if before in rewards and target in rewards and rewards[target]["reward"] < rewards[before]["reward"]:
-        counts = {name: output.counted(int(rewards[name]["runs"]), "run", "runs") for name in (target, before)}
-        each = [f"{name} {rewards[name]['reward']:.3f} in {count}" for name, count in counts.items()]
-        careful = f"careful: by the app's own rewards that is worse: {' against '.join(each)}"
-        output.stderr().print(careful, soft_wrap=True)
-
-
-@command
-def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], project: ActingProject) -> None:
+def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], project: ActingProject, wait: Wait) -> None:
     """Reject a policy for good. It never serves again; if it is being tested, the test ends.
 
     It also works while the engine is down; a running engine unloads the policy. The champion cannot be rejected: run
@@ -189,15 +98,19 @@ def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], proje
         present = ledger.policy(policy)
         # Before the engine is asked, for the same reason as in a rollback.
         promotion.reject(ledger, None, policy, who=project.actor("reject"), reason=reason)
-        unloaded = policy not in promotion.wanted(ledger) and _unload(settings, ledger, policy)
-        route = ledger.route()
+        unloaded = policy not in promotion.wanted(ledger) and unload(settings, ledger, policy)
+        route, following = ledger.route(), followed(opened, settings, wait=wait.wait)
     was = present.state if present else None
-    if project.answered({"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}):
-        return
+    facts = {"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}
+    if project.answered(facts | following.facts()):
+        return following.end()
     rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
     output.stdout().print(
-        f"{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}"
+        f"{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}; "
+        f"{following.words()}",
+        soft_wrap=True,
     )
+    following.end()
 
 
 @command
@@ -313,7 +226,7 @@ def watch_beside(
     return threads
 
 
-def _unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
+def unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
     """Ask the engine to unload a policy that gets no more calls; return whether it did."""
     # Nothing is lost if this fails: the next promotion unloads what is not wanted.
     with suppress(ConfigError, EngineError):

@@ -15,6 +15,7 @@ from art_patch import doctor as examinations
 from art_patch import pipeline, promotion, rewards, serving, store, trackers, types
 from art_patch._lib.version import __version__
 from art_patch.cli import output
+from art_patch.cli.followers import Wait, followed
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
 from art_patch.errors import ConfigError, EngineError
@@ -87,6 +88,7 @@ def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> d
 @command
 def mode(
     project: ActingProject,
+    wait: Wait,
     value: Annotated[
         str | None, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")
     ] = None,
@@ -119,24 +121,20 @@ def mode(
             opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
         if control is not None:
             opened.ledger.set_control_group(control, who=project.actor("mode"))
-        route = opened.ledger.route()
-        apps = len(opened.read.apps(since=time.time() - APPS_SEEN_S))
+        route, following = opened.ledger.route(), followed(opened, settings, wait=wait.wait)
     facts = {
         "project": settings.project,
         "mode": value or route.mode or "auto",
         "canary_percent": percent,
         "control_percent": route.control_percent,
-        "apps": apps,
-    }
+    } | following.facts()
     if not project.answered(facts):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
         if route.control_percent:
             share += f"; {route.control_percent:g} % of the sessions stay with upstream"
-        seen = f"{output.counted(apps, 'app process', 'app processes')} seen in the last hour"
-        follow = f"running apps follow within {settings.poll_interval_s:g} s"
-        output.stdout().print(
-            f"mode of [b]{settings.project}[/]: {facts['mode']}{share}; {follow}; {seen}", soft_wrap=True
-        )
+        said = f"mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
+        output.stdout().print(said, soft_wrap=True)
+    following.end()
 
 
 def _print_status(facts: dict[str, Any]) -> None:
