@@ -14,7 +14,7 @@
     ├── JudgeError                7   the judge is missing or gave no valid scores
     ├── StoreError                8   the store cannot be opened, read or written
     │   ├── StoreTooNew          12   the store was written by a newer release
-    │   └── NotFound             19   there is no policy of this name, or no store; nothing was changed
+    │   └── NotFound             19   there is no such policy, or no store; nothing was changed
     ├── TrainingError            13   the update could not be made; no policy was published
     ├── TransitionError          14   a policy may not move to that state
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
@@ -100,9 +100,9 @@ class StoreTooNew(StoreError, exit_code=12):
 
 
 class NotFound(StoreError, exit_code=19):
-    """There is no policy of this name, no earlier champion, or no store. Nothing was changed.
+    """There is no policy of this name, none that serves, no earlier champion, or no store. Nothing was changed.
 
-    The store itself works, or there is none yet: so an alarm on a database that is down need not ring.
+    A volume that is not mounted looks like a store that was never made.
     """
 
 

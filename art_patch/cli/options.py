@@ -129,8 +129,10 @@ def _holds_store(directory: Path) -> bool:
     # An empty file is no store: SQLite makes one when a database is opened and nothing is written.
     try:
         return (directory / store.DEFAULT_NAME).stat().st_size > 0
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # opening it says why
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ recorder's thread makes them.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ class Delivery:
 
     def attempt(self, now: float) -> tuple[list[Waiting], list[Waiting]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
-        self._tried_at = now
+        # A try for a caller who waits comes early: it neither cuts batches nor lets the pause grow.
+        is_due = now >= self.retry_at
         written, poison, failed = list[Waiting](), list[Waiting](), list[tuple[list[Waiting], Exception]]()
         for _ in range(len(self._batches)):
             batch = self._batches.popleft()
@@ -108,14 +110,15 @@ class Delivery:
             if len(batch) == 1 and written and not (isinstance(error, StoreError) and error.may_pass):
                 poison += batch
             else:
-                middle = (len(batch) + 1) // 2
+                middle = (len(batch) + 1) // 2 if is_due else len(batch)
                 self._batches.extend(half for half in (batch[:middle], batch[middle:]) if half)
-        if failed:
+        if failed and is_due:
             # The wait doubles with each failure: 0.5 s, 1 s, and so on up to 30 s.
             self.retry_at = now + min(MAX_RETRY_S, FIRST_RETRY_S * 2**self._failures)
             self._failures = min(self._failures + 1, 10)
-        else:
+        elif not failed:
             self._failures, self.retry_at, self.trouble = 0, 0.0, None
+        self._tried_at = time.monotonic()
         return written, poison
 
     def close(self) -> None:

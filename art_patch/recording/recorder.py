@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -154,24 +154,22 @@ class Recorder:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
         if self._account.unfinished == 0:
             return True
-        mark = self._marked()
-        self._nudge.set()
-        try:
+        with self._marked() as mark:
+            self._nudge.set()
             return mark.written.wait(timeout_s)
-        finally:
-            self._give_up(mark)
 
-    def _marked(self) -> Mark:
+    @contextmanager
+    def _marked(self) -> Generator[Mark]:
         mark = Mark()
-        self._awaited.append(mark)
-        self._pass_on(mark)
-        self.ensure_running()
-        return mark
-
-    def _give_up(self, mark: Mark) -> None:
-        mark.given_up = True
-        with suppress(ValueError):  # a child that was forked while a caller waited has none
-            self._awaited.remove(mark)
+        try:
+            self._awaited.append(mark)
+            self._pass_on(mark)
+            self.ensure_running()
+            yield mark
+        finally:
+            mark.given_up = True
+            with suppress(ValueError):  # a child that was forked while a caller waited has none
+                self._awaited.remove(mark)
 
     def stop(self, timeout_s: float) -> bool:
         """Write the queued records and end the thread, until the next `put()`; return false if that takes too long."""
@@ -213,18 +211,19 @@ class Recorder:
         Returns the moved deadline, for the next recorder of the process.
         """
         if self._account.unfinished:
-            mark, steps = self._marked(), self.steps
-            is_safe = self._may_leave_it() and mark.safe.wait(deadline - time.monotonic()) and self._account.all_safe
-            if is_safe and self._delivery.sink is None:
-                self._gave_up = True  # what is in the spool is not lost, and opening a store takes a second
-            else:
-                self._nudge.set()
-                self._gave_up |= is_safe and not mark.written.wait(LEAVES_AFTER_S)
-            while not (self._gave_up or mark.written.wait(EXIT_LOOKS_EVERY_S)):
-                if self.steps > steps:
-                    steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
-                self._gave_up = time.monotonic() >= deadline
-            self._give_up(mark)
+            with self._marked() as mark:
+                steps = self.steps
+                is_safe = self._may_leave_it() and mark.safe.wait(deadline - time.monotonic())
+                is_safe = is_safe and self._account.all_safe
+                if is_safe and self._delivery.sink is None:
+                    self._gave_up = True  # what is in the spool is not lost, and opening a store takes a second
+                else:
+                    self._nudge.set()
+                    self._gave_up |= is_safe and not mark.written.wait(LEAVES_AFTER_S)
+                while not (self._gave_up or mark.written.wait(EXIT_LOOKS_EVERY_S)):
+                    if self.steps > steps:
+                        steps, deadline = self.steps, min(time.monotonic() + process.EXIT_DEADLINE_S, latest)
+                    self._gave_up = time.monotonic() >= deadline
         if not self._gave_up:
             self.stop(max(0.0, deadline - time.monotonic()))
         if self._spooler is not None:
@@ -323,10 +322,11 @@ class Recorder:
             return
         # While this thread computes, the interpreter switches to another only every 5 ms, for which a call that ends
         # meanwhile would wait. A short pause is enough: who waits takes the interpreter, and keeps it until it waits.
-        computed_s = time.process_time()
+        asked, computed_s = time.monotonic(), time.process_time()
         self._hurried = self._nudge.wait(PAUSE_S)
-        if spooler is not None and not self._hurried and time.process_time() - computed_s > SATURATED_S:
-            # The app computed all the while; a clock would count other processes, too. What waits is safe.
+        waited_s = min(time.monotonic() - asked - PAUSE_S, time.process_time() - computed_s)
+        if spooler is not None and not self._hurried and waited_s > SATURATED_S:
+            # It waited for the app, which computed meanwhile, and not for other processes. What waits is safe.
             self._hurried = self._nudge.wait(GIVE_WAY_S)
 
     def _spooled(self, item: Passed) -> None:

@@ -187,7 +187,9 @@ def test_modes_are_shown(tmp_path: Path):
     art_patch("mode", "canary", "--percent", "12.5", home=tmp_path)
     assert "canary, 12.5 % of the sessions" in art_patch("status", home=tmp_path).stdout
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["canary_percent"] == 12.5
-    assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith("mode of default: shadow; 1 app process follows")
+    assert art_patch("mode", "shadow", home=tmp_path).stdout.startswith(
+        "mode of default: shadow; 1 app process follows"
+    )
 
 
 def test_a_control_group_is_set_and_shown(tmp_path: Path):

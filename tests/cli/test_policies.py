@@ -259,6 +259,40 @@ def test_tool_calls_are_alike_if_they_mean_the_same(home: Path):
     assert "call_a-agent" not in shown
 
 
+def test_whatever_a_model_wrote_is_compared(home: Path):
+    store = store_of(home)
+    deep = "[" * 100_000
+    for number, tools in enumerate(
+        (
+            [{"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}],
+            ["no call"],
+            [{"id": "c", "function": "f"}],
+            [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        )
+    ):
+        for policy in ("agent@0", "agent@1"):
+            said_by = (
+                tools
+                if number < 3 or policy == "agent@0"
+                else [{"id": "c", "function": {"name": "f", "arguments": '{"a": true}'}}]
+            )
+            choice = Choice(0, {"role": "assistant", "content": None, "tool_calls": said_by}, "tool_calls")
+            asked = ({"role": "user", "content": f"{number}"},)
+            key = f"{number}-{policy}"
+            store.write(
+                [
+                    TrajectoryInfo(f"t-{key}", number + 1.0, "single"),
+                    Call(key, f"t-{key}", number + 1.0, "gpt-x", asked, (choice,), policy=policy),
+                ]
+            )
+    store.close()
+    pairs = said(home, "diff", "agent@0", "agent@1")["pairs"]
+    assert {pair["messages"][0]["content"]: pair["alike"] for pair in pairs} == {
+        "0": True, "1": True, "2": True, "3": False,
+    }  # fmt: skip
+    assert art_patch("diff", "agent@0", "agent@1", home=home).returncode == 0
+
+
 def test_answers_to_the_same_prompts_stand_side_by_side(home: Path):
     store = store_of(home)
     write(store, "01", 1.0, "agent@0", "the price of plums?", "5 cents")

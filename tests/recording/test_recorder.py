@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -103,6 +104,33 @@ def test_who_waits_for_a_flush_does_not_wait_until_a_late_retry(recorder, sink, 
     threading.Timer(1.5, setattr, (sink, "down", False)).start()
     assert recorder.flush(30)
     assert recorder.counts.recorded == 1
+
+
+def test_a_flush_that_cannot_begin_leaves_nothing_behind(recorder, sink, monkeypatch):
+    sink.down = True
+    exchange(recorder).finish("complete")
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder, "ensure_running", MagicMock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            recorder.flush(1)
+    assert recorder._awaited == []
+
+
+def test_tries_for_a_caller_who_waits_cut_no_batch_and_lengthen_no_pause():
+    sink = Sink()
+    sink.down = True
+    delivery = Delivery(lambda: sink)
+    delivery.add([(score(str(number)), None) for number in range(4)])
+    delivery.attempt(100.0)
+    due, batches = delivery.retry_at, [len(each) for each in delivery._batches]
+    for _ in range(5):
+        delivery.attempt(100.1)
+    assert (due, batches) == (100.5, [2, 2])
+    assert (delivery.retry_at, [len(each) for each in delivery._batches]) == (due, batches)
+    sink.down = False
+    written, _ = delivery.attempt(100.2)
+    assert len(written) == 4
+    assert not delivery.pending
 
 
 @pytest.mark.parametrize("computes", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from art_patch.errors import StoreError
+from art_patch.errors import NotFound, StoreError
 from art_patch.store import open_store
 
 
@@ -25,9 +25,18 @@ def test_the_file_is_private(url: str):
 
 
 def test_a_missing_file_is_not_made_by_readers(url: str):
-    with pytest.raises(StoreError, match="there is no store"):
+    with pytest.raises(NotFound, match="there is no store"):
         open_store(url, create=False)
     assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_a_store_that_cannot_be_reached_is_not_called_missing(tmp_path: Path):
+    """A link to itself stands for a mount that is gone, or a directory that is closed to this user."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StoreError, match="see that this user can read it") as error:
+        open_store(f"sqlite:///{loop}/store.db", create=False)
+    assert error.value.exit_code == StoreError.exit_code
 
 
 def test_what_is_no_store_is_left_alone(tmp_path: Path):

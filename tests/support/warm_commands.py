@@ -19,7 +19,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,11 +37,18 @@ PRELOADED = (
     "art_patch.training.loop", "peft", "transformers.models.llama.modeling_llama", "transformers.models.auto",
 )  # fmt: skip
 
+# Variables that libraries read when they are imported: a command that gets one of these begins in a new process.
+_NOT_WARM = frozenset({"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "TRANSFORMERS_OFFLINE", "TZ"})
+
 _ROOT = Path(__file__).parents[2]
+_ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run `art-patch` with these arguments in exactly this environment, in the directory of the caller."""
+    if _NOT_WARM & environment.keys() - os.environ.keys():
+        command = [sys.executable, "-m", "art_patch", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=dict(environment))
     outputs = [os.memfd_create(name) for name in ("stdout", "stderr")]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -74,7 +84,8 @@ def _stand_for(address: str, arguments: list[str]) -> NoReturn:
             signal.signal(one, lambda number, _: os.kill(pid, number))
         code = int(connection.recv(64))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
@@ -84,18 +95,23 @@ def _server() -> str:
     """Start the process that forks, once in each process of pytest; return its address."""
     directory = tempfile.TemporaryDirectory()
     address = f"{directory.name}/socket"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ART_PATCH_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, "fork", address], cwd=_ROOT, env=environment, stdin=subprocess.PIPE,
+        [sys.executable, "-m", __name__, "fork", address], cwd=_ROOT, env=_ENVIRONMENT, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )  # fmt: skip
 
+    assert process.stdin is not None
+    assert process.stdout is not None
+
     def stop() -> None:
-        process.communicate()  # it ends when its stdin does
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()  # at whose end it ends
+        process.wait(30)
+        process.stdout.close()
         directory.cleanup()
 
     atexit.register(stop)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return address
 
@@ -120,6 +136,9 @@ def _serve(address: str) -> None:
 def _answer(connection: socket.socket) -> NoReturn:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for inherited in (0, 1):  # of the process that forks, for which somebody waits
+            os.dup2(nothing, inherited)
         said, outputs, _, _ = socket.recv_fds(connection, 1 << 20, 2)
         asked = json.loads(said)
         if (pid := os.fork()) == 0:
@@ -155,7 +174,10 @@ def _become(arguments: list[str], environment: dict[str, str], directory: str, o
             code = 0
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        threading._shutdown()  # waits for threads, as the interpreter does before it ends
         atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

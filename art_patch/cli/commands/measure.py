@@ -231,7 +231,8 @@ def _print_groups(facts: dict[str, Any], limit: int) -> None:
         table.pad_edge, table.columns[-1].style = False, "dim"
         for way, counts in facts["ways"].items():
             both = counts["runs"] + counts["would_be"]
-            table.add_row(way, str(counts["runs"]), f"{both / runs:.0%}", str(counts["would_be"]), WAYS[way])
+            part = f"{both / known:.0%}" if known else "-"
+            table.add_row(way, str(counts["runs"]), part, str(counts["would_be"]), WAYS[way])
         console.print()
         console.print(table)
     for reason, number in facts["not_learned_from"].items():

@@ -227,15 +227,21 @@ def _answers(call: types.Call) -> tuple[types.JSON, ...]:
     return number_tool_calls(choice.message for choice in call.choices)
 
 
-def _meant(message: types.JSON) -> Any:
-    tools: list[Any] = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or call.get("custom") or {}
-        given: Any = function.get("arguments", function.get("input"))
-        with suppress(TypeError, ValueError):  # it may be no JSON
-            given = json.loads(given)
-        tools.append((function.get("name"), given))
-    return message.get("content") or "", message.get("refusal") or "", tools
+def _meant(message: types.JSON) -> list[str]:
+    """The message as text, and the arguments of each tool as the same text if they are the same JSON."""
+    from art_patch.cli.conversation import words_of
+
+    given: list[Any] = [*(message.get("tool_calls") or ()), {"function": message.get("function_call")}]
+    functions = [call.get("function") or call.get("custom") for call in given if isinstance(call, dict)]
+    tools = [each for each in functions if isinstance(each, dict)]
+    said = words_of({"content": message.get("content")}), str(message.get("refusal") or "")
+    return [*said, *(f"{each.get('name')}({_same_text(each.get('arguments', each.get('input')))})" for each in tools)]
+
+
+def _same_text(arguments: Any) -> str:
+    with suppress(TypeError, ValueError, RecursionError):  # a model wrote it
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    return str(arguments)
 
 
 def _facts(call: types.Call) -> dict[str, Any]:

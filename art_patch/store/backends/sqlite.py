@@ -207,6 +207,12 @@ class SqliteDatabase(Database):
         self._strikes += code in _BROKEN
 
     def _missing(self) -> StoreError:
+        try:
+            self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:  # no access, or a stale mount: it may well be there
+            return StoreError(f"store {self.path}: {error.strerror}; see that this user can read it")
         return NotFound(f"there is no store at {self.path}; run your agent with art_patch.patch() first")
 
     def _migrate(self, *, create: bool = True) -> None:
