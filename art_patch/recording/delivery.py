@@ -93,7 +93,7 @@ class Delivery:
 
     def attempt(self, now: float) -> tuple[list[Waiting], list[Waiting]]:
         """Try to write the waiting batches. Return the records that were written, and those that are dropped."""
-        # A try for a caller who waits comes early: it neither cuts batches nor lets the pause grow.
+        # A try for a caller who waits comes early: of a store that is down, it cuts no batch and lengthens no pause.
         is_due = now >= self.retry_at
         written, poison, failed = list[Waiting](), list[Waiting](), list[tuple[list[Waiting], Exception]]()
         for _ in range(len(self._batches)):
@@ -110,7 +110,7 @@ class Delivery:
             if len(batch) == 1 and written and not (isinstance(error, StoreError) and error.may_pass):
                 poison += batch
             else:
-                middle = (len(batch) + 1) // 2 if is_due else len(batch)
+                middle = (len(batch) + 1) // 2 if is_due or written else len(batch)
                 self._batches.extend(half for half in (batch[:middle], batch[middle:]) if half)
         if failed and is_due:
             # The wait doubles with each failure: 0.5 s, 1 s, and so on up to 30 s.

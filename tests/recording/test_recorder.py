@@ -221,7 +221,7 @@ def test_poison_does_not_hold_up_the_others():
     delivery.add([(score(key), 1) for key in ("a", "b", "bad", "c", "d")])
     poison: list[Any] = []
     for round_ in range(6):
-        poison += delivery.attempt(float(round_))[1]
+        poison += delivery.attempt(100.0 * round_)[1]
     assert sorted(record.id for record in sink.records) == ["a", "b", "c", "d"]
     assert [record.id for record, _ in poison] == ["bad"]
     assert not delivery.pending
@@ -232,10 +232,10 @@ def test_a_full_disk_that_takes_a_small_record_drops_no_large_one():
     sink.refuse, sink.is_full = {"large"}, True
     delivery = Delivery(lambda: sink)
     delivery.add([(score(key), 1) for key in ("a", "large", "b")])
-    dropped = [one for round_ in range(6) for one in delivery.attempt(float(round_))[1]]
+    dropped = [one for round_ in range(6) for one in delivery.attempt(100.0 * round_)[1]]
     assert (dropped, sorted(record.id for record in sink.records)) == ([], ["a", "b"])
     sink.refuse = set()
-    delivery.attempt(9.0)
+    delivery.attempt(900.0)
     assert sorted(record.id for record in sink.records) == ["a", "b", "large"]
     assert not delivery.pending
 
@@ -261,10 +261,11 @@ def test_back_off_grows_to_thirty_seconds():
     sink.down = True
     delivery = Delivery(lambda: sink)
     delivery.add([(score("a"), 1)])
-    waits = []
+    waits, now = [], 100.0
     for _ in range(10):
-        delivery.attempt(100.0)
-        waits.append(delivery.retry_at - 100.0)
+        delivery.attempt(now)
+        waits.append(delivery.retry_at - now)
+        now = delivery.retry_at
     assert waits[:3] == [0.5, 1.0, 2.0]
     assert waits[-1] == 30.0
     assert delivery.pending
