@@ -197,7 +197,7 @@ def test_a_control_group_is_set_and_shown(tmp_path: Path):
     says(art_patch("mode", home=tmp_path), 2, "give a mode", "--control PERCENT")
     art_patch("mode", "route", home=tmp_path)
     said = art_patch("mode", "--control", "5", home=tmp_path).stdout
-    assert said.startswith("mode of default: route; 5 % of the sessions stay with upstream; running apps follow")
+    assert said.startswith("mode of default: route; 5 % of the sessions stay with upstream; no app process runs")
     route = read_route(f"sqlite:///{tmp_path}/default/store.db")
     assert (route.mode, route.control_percent) == ("route", 5)
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["control_percent"] == 5

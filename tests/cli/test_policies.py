@@ -77,6 +77,7 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
         "policy": "agent@1",
         "state": "canary",
         "percent": 5.0,
+        "apps": 0,
     }
     says(art_patch("promote", "agent@2", "--shadow", home=home), 14, "agent@1 is canary already", "rollback")
     assert states(home) == {"agent@0": ("champion", 95.0), "agent@1": ("canary", 5.0), "agent@2": ("candidate", None)}
@@ -139,7 +140,7 @@ def test_a_server_starts_without_a_challenger_that_cannot_be_loaded(served_home:
 @pytest.mark.slow
 def test_a_shadow_becomes_champion_and_rollback_goes_back(home: Path):
     told = art_patch("promote", "agent@2", "--shadow", home=home).stdout
-    assert told.startswith("agent@2 is asked in the background what apps ask; agent@0 serves; running apps")
+    assert told.startswith("agent@2 is asked in the background what apps ask; agent@0 serves; no app process runs")
     assert said(home, "promote", "agent@2")["champion"] == "agent@2"
     assert states(home)["agent@2"] == ("champion", 100.0)
     assert went_back(home) == ("agent@0", None)
@@ -164,7 +165,7 @@ def test_what_is_rejected_for_good_is_unloaded_and_nobody_goes_back_to_it(home: 
     store.ledger.move("agent@2", "champion", who="test", reason="won")
     says(art_patch("reject", "agent@2", "--reason", "leaks", home=home), 14, "is champion", "art-patch rollback")
     told = said(home, "reject", "agent@1", "--reason", "leaks")
-    assert told == {"champion": "agent@2", "rejected": "agent@1", "was": "retired", "unloaded": True}
+    assert told == {"champion": "agent@2", "rejected": "agent@1", "was": "retired", "unloaded": True, "apps": 0}
     (last,) = store.ledger.history(limit=1)
     assert (last["policy"], last["to_state"], last["reason"]) == ("agent@1", "rejected", "leaks")
     assert last["who"].endswith("(art-patch reject)")
