@@ -10,6 +10,7 @@ import pytest
 
 from art_patch.errors import NotFound, StoreError
 from art_patch.store import open_store
+from tests.support.command_line import art_patch, says
 
 
 @pytest.fixture
@@ -34,9 +35,8 @@ def test_a_store_that_cannot_be_reached_is_not_called_missing(tmp_path: Path):
     """A link to itself stands for a mount that is gone, or a directory that is closed to this user."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(StoreError, match="see that this user can read it") as error:
-        open_store(f"sqlite:///{loop}/store.db", create=False)
-    assert error.value.exit_code == StoreError.exit_code
+    result = art_patch("status", "--store", f"sqlite:///{loop}/store.db", home=tmp_path)
+    says(result, StoreError.exit_code, "see that this user can read it")
 
 
 def test_what_is_no_store_is_left_alone(tmp_path: Path):
