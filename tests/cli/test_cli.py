@@ -259,25 +259,21 @@ def test_errors_as_json(tmp_path: Path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("reject agent@9", "Missing option '--reason'. (see `{us} reject --help`)"),
-        ("diff a", "Missing argument 'b'. (see `{us} diff --help`)"),
+        ("reject agent@9", "Missing option '--reason'. (see `art-patch reject --help`)"),
+        ("diff a", "Missing argument 'b'. (see `art-patch diff --help`)"),
         (
             "trajectories list --min-reward good",
             "Invalid value for '--min-reward': Input should be a valid number, unable to parse string as a number "
-            "(see `{us} trajectories list --help`)",
+            "(see `art-patch trajectories list --help`)",
         ),
-        ("statsu", "No such command 'statsu'. Did you mean 'status'? (see `{us} --help`)"),
-        ("status --no-such-option", "No such option: --no-such-option (see `{us} status --help`)"),
+        ("statsu", "No such command 'statsu'. Did you mean 'status'? (see `art-patch --help`)"),
+        ("status --no-such-option", "No such option: --no-such-option (see `art-patch status --help`)"),
     ],
 )
 def test_usage_errors_as_json(command: str, message: str, tmp_path: Path):
     result = art_patch(*command.split(), "--json", home=tmp_path)
     assert (result.returncode, result.stderr) == (2, "")
-    assert json.loads(result.stdout) == {
-        "error": "ConfigError",
-        "message": message.format(us="art-patch"),
-        "exit_code": 2,
-    }
+    assert json.loads(result.stdout) == {"error": "ConfigError", "message": message, "exit_code": 2}
 
 
 def test_what_is_shown_and_ends_is_no_error_with_json(tmp_path: Path):

@@ -46,7 +46,7 @@ _ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.start
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run `art-patch` with these arguments in exactly this environment, in the directory of the caller."""
-    if _NOT_WARM & environment.keys() - os.environ.keys():
+    if _NOT_WARM & environment.keys() - _ENVIRONMENT.keys():
         command = [sys.executable, "-m", "art_patch", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=dict(environment))
     outputs = [os.memfd_create(name) for name in ("stdout", "stderr")]
@@ -99,20 +99,18 @@ def _server() -> str:
         [sys.executable, "-m", __name__, "fork", address], cwd=_ROOT, env=_ENVIRONMENT, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )  # fmt: skip
-
-    assert process.stdin is not None
-    assert process.stdout is not None
+    asks, answers = process.stdin, process.stdout
+    assert asks is not None
+    assert answers is not None
 
     def stop() -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()  # at whose end it ends
+        asks.close()  # at whose end it ends
         process.wait(30)
-        process.stdout.close()
+        answers.close()
         directory.cleanup()
 
     atexit.register(stop)
-    assert process.stdout.readline() == b"ready\n"
+    assert answers.readline() == b"ready\n"
     return address
 
 
