@@ -289,7 +289,7 @@ def shows(scope: Scope, header: bytes, value: str) -> bool:
     """Whether a request's `header`, in lower case, is exactly `value`."""
     given = next((value for name, value in scope["headers"] if name == header), b"")
     # Takes the same time wherever the two differ, so that no caller can guess a key byte by byte.
-    return hmac.compare_digest(cast(bytes, given), value.encode())
+    return hmac.compare_digest(cast("bytes", given), value.encode())
 
 
 def _is_loopback(name: str) -> bool:

@@ -32,7 +32,7 @@ def derived_id(*what: str) -> str:
 
 
 def _uuid7_at(nanoseconds: int) -> Any:
-    make = cast(Any, uuid7)
+    make = cast("Any", uuid7)
     try:
         return make(nanoseconds=nanoseconds)
     except TypeError:  # before 1.0, which LangChain's packages ask for

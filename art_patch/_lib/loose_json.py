@@ -11,17 +11,17 @@ MAX_DEPTH = 200
 
 def as_object(value: Any) -> dict[str, Any]:
     """Return `value` if it is a JSON object, else an empty object."""
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
     """Return `value` if it is a JSON list, else an empty list."""
-    return cast(list[Any], value) if isinstance(value, list) else []
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
     """Return the items of a JSON list that are objects; empty if `value` is not a list."""
-    return [cast(dict[str, Any], item) for item in as_list(value) if isinstance(item, dict)]
+    return [cast("dict[str, Any]", item) for item in as_list(value) if isinstance(item, dict)]
 
 
 def as_text(value: Any) -> str:
@@ -34,8 +34,8 @@ def as_ids(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     # One wrong item makes all ids useless: they would no longer line up with the log-probabilities.
-    whole = all(isinstance(item, int) and 0 <= item < 1 << 32 for item in cast(list[Any], value))
-    return tuple(cast(list[int], value)) if whole else None
+    whole = all(isinstance(item, int) and 0 <= item < 1 << 32 for item in cast("list[Any]", value))
+    return tuple(cast("list[int]", value)) if whole else None
 
 
 def as_count(value: Any) -> int | None:
@@ -67,7 +67,7 @@ def _cut(root: dict[str, Any]) -> None:
     for depth in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for holder in level:
-            entries: Any = holder.items() if isinstance(holder, dict) else enumerate(cast(list[Any], holder))
+            entries: Any = holder.items() if isinstance(holder, dict) else enumerate(cast("list[Any]", holder))
             for key, value in entries:
                 if not isinstance(value, dict | list):
                     continue

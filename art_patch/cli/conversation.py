@@ -245,7 +245,7 @@ def _tool_call(call: Any) -> str:
 
 
 def _pairs(value: Any) -> JSON:
-    return cast(JSON, value) if isinstance(value, Mapping) else {}
+    return cast("JSON", value) if isinstance(value, Mapping) else {}
 
 
 # --- the tree of steps ---

@@ -98,7 +98,7 @@ class Run:
         self._below = here.span_id if around is None else around.step_id
         self._own = False
         if here.open is not None or around is not None:
-            self._open = here.open or cast(ambient.RegisteredSpan, around).open
+            self._open = here.open or cast("ambient.RegisteredSpan", around).open
         else:
             # A trace of the app's own tracing is the run, and the app ends it; a run made here is ended here.
             info = ambient.identify(using=False).trajectory

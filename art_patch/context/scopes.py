@@ -220,7 +220,7 @@ OpenScope: TypeAlias = Callable[[Args, Kwargs], AbstractContextManager[object]]
 
 def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
     """Return a wrapper of `function`: each call runs inside a scope of its own, `open_scope(args, kwargs)`."""
-    inner = cast(Callable[..., Any], function)
+    inner = cast("Callable[..., Any]", function)
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         with open_scope(args, kwargs):
@@ -243,7 +243,7 @@ def carry(function: Callable[P, R], open_scope: OpenScope) -> Callable[P, R]:
         run = coroutine
     elif inspect.isgeneratorfunction(function):
         run = generator
-    return cast(Callable[P, R], wraps(function)(run))
+    return cast("Callable[P, R]", wraps(function)(run))
 
 
 class _Staged:

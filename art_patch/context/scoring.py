@@ -121,7 +121,7 @@ def _assistant_message(answer: Any) -> dict[str, Any]:
             f"a correction is a text or an assistant message as a dict, not {type(answer).__name__}; "
             "of an object of the OpenAI SDK give message.model_dump()"
         )
-    given = {key: value for key, value in cast(Mapping[str, Any], answer).items() if value is not None}
+    given = {key: value for key, value in cast("Mapping[str, Any]", answer).items() if value is not None}
     if given.setdefault("role", "assistant") != "assistant":
         raise ConfigError(f"a correction is an assistant's message, not one of {given['role']!r}")
     content = given.get("content", "")

@@ -233,11 +233,11 @@ async def _health(_: Request) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    return _say(request, cast(_Refused, error).status, str(error))
+    return _say(request, cast("_Refused", error).status, str(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = cast(HTTPException, error).status_code
+    status = cast("HTTPException", error).status_code
     return _say(request, status, "There is nothing here." if status == 404 else "That cannot be done here.")
 
 

@@ -149,7 +149,7 @@ def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
             raise MalformedFile(f"{name}, {place}: not JSON that can be read: {error}") from None
         if not isinstance(row, dict):
             raise MalformedFile(f"{name}, {place}: not an object; put one object on each line")
-        yield place, cast(Row, row)
+        yield place, cast("Row", row)
 
 
 def _pyarrow() -> tuple[Any, Any]:

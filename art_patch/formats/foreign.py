@@ -46,7 +46,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
         record = row.get("record", row)  # in a table, columns to search by stand beside it
         if not isinstance(record, dict):
             raise MalformedFile("record must be an object")
-        return [decode(cast(Row, record))]
+        return [decode(cast("Row", record))]
     # A hash of the whole row: importing a file twice adds nothing, and the same conversation with another score is
     # another trajectory. Sorted, because another program may write the same row with its keys in another order.
     stable = json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr).encode("ascii")
@@ -98,7 +98,7 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
             raise MalformedFile("chosen and rejected have no prompt in common")
     else:
         prompt = _messages(given, "prompt" if "chosen" in row else "input.messages", role="user")
-    tools = _tools(cast(Row, source))
+    tools = _tools(cast("Row", source))
     scenario = row.get("scenario_key")
     # Without a key of its own, the prompt makes the scenario, so that pairs on one prompt are found together.
     prompt_hash = hashlib.blake2b(verbatim(prompt) + b"\0" + verbatim(tools), digest_size=16).hexdigest()
@@ -217,7 +217,7 @@ def _check(message: Message, path: str) -> None:
     if not isinstance(content, str | list | None):
         raise MalformedFile(f"{path}.content must be a text or a list of parts")
     for part in cast("list[Any]", content) if isinstance(content, list) else ():
-        if not isinstance(part, dict) or not isinstance(cast(Message, part).get("type"), str):
+        if not isinstance(part, dict) or not isinstance(cast("Message", part).get("type"), str):
             raise MalformedFile(f"{path}.content has a part without a type")
     if content is None and message["role"] != "assistant":
         raise MalformedFile(f"{path}.content is missing")
@@ -232,7 +232,7 @@ def _tool_calls(value: Any, path: str) -> list[Message]:
     for index, each in enumerate(cast("list[Any]", value)):
         if not isinstance(each, dict):
             raise MalformedFile(f"{path}[{index}] must be an object")
-        call = cast(Message, each)
+        call = cast("Message", each)
         if "function" not in call and call.get("type", "function") != "function":
             calls.append(call)  # a custom tool's
             continue
@@ -245,9 +245,9 @@ def _tool_calls(value: Any, path: str) -> list[Message]:
 
 
 def _function(value: Any, path: str) -> Message:
-    if not isinstance(value, dict) or not isinstance(cast(Message, value).get("name"), str):
+    if not isinstance(value, dict) or not isinstance(cast("Message", value).get("name"), str):
         raise MalformedFile(f"{path}.name is missing")
-    function = cast(Message, value)
+    function = cast("Message", value)
     arguments = function.get("arguments", "{}")
     # TRL has objects where OpenAI has their JSON as text.
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)

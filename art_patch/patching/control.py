@@ -184,7 +184,7 @@ def wrap(client: T, **settings: Any) -> T:
     if unknown:
         raise ConfigError(f"wrap() knows no {', '.join(sorted(unknown))}; it takes what patch() takes")
     with _process.lock:
-        active, pool = _process.active, cast(Any, client)._client
+        active, pool = _process.active, cast("Any", client)._client
         own = "" if active is None else active.settings.project
         has = _process.pools.get(pool)
         project = settings.get("project") or has or own
@@ -193,7 +193,7 @@ def wrap(client: T, **settings: Any) -> T:
             raise ConfigError(f"this client, or one with its http_client, has project {has or own!r}, not {project!r}")
         _apply(settings, everything=_process.everything, beside=beside)
         _process.pools[pool] = beside or ""
-    return cast(T, client)
+    return cast("T", client)
 
 
 def patch_around(**settings: Any) -> None:

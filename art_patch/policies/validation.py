@@ -205,7 +205,7 @@ def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
             f"{name}: {CONFIG}: r = {rank!r}; this engine serves ranks 1 to {max_rank}. "
             "Train a smaller rank, or start the server with a larger --max-lora-rank."
         )
-    if type(alpha) not in (int, float) or not math.isfinite(cast(float, alpha)) or cast(float, alpha) <= 0:
+    if type(alpha) not in (int, float) or not math.isfinite(cast("float", alpha)) or cast("float", alpha) <= 0:
         raise AdapterRejected(f"{name}: {CONFIG}: lora_alpha = {alpha!r} is not a positive number.")
     return rank
 
@@ -243,7 +243,7 @@ def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, bas
     # On the bits as integers: numpy has no bfloat16, and of numbers without a sign the order is that of their bits. So
     # the largest magnitude also tells whether any is NaN or infinite.
     view, mask = _EXPONENT_BITS[tensor["dtype"]]
-    bits = np.frombuffer(cast(bytes, tensor["data"]), dtype=view)
+    bits = np.frombuffer(cast("bytes", tensor["data"]), dtype=view)
     magnitude = bits & bits.dtype.type((1 << (8 * bits.dtype.itemsize - 1)) - 1)  # without the sign
     largest = magnitude.max() if len(magnitude) else bits.dtype.type(0)
     if int(largest) >= mask:

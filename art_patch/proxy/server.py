@@ -264,11 +264,11 @@ def _parse(content: bytes) -> dict[str, Any] | None:
             value = json.loads(content)  # slower, but accepts lone surrogates
         except (ValueError, RecursionError):
             return None
-    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    code = cast(HTTPException, error).status_code
+    code = cast("HTTPException", error).status_code
     message = f"{request.method} {request.url.path} is not served here; addresses begin with {PREFIX}/"
     return JSONResponse(error_body(code, message), status_code=code)
 

@@ -150,7 +150,7 @@ def _add_tool_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> No
     function = part.get("function")
     if isinstance(function, dict):
         for key, pieces in call["function"].items():
-            pieces.append(as_text(cast(dict[str, Any], function).get(key)))
+            pieces.append(as_text(cast("dict[str, Any]", function).get(key)))
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
     numbers = [as_object(item).get("logprob") for item in as_list(content)]
     if not isinstance(content, list) or not all(isinstance(number, int | float) for number in numbers):
         return None
-    return tuple(float(cast(float, number)) for number in numbers)
+    return tuple(float(cast("float", number)) for number in numbers)
 
 
 _COMPLETIONS_PARAMS = PARAMS | {"best_of", "echo", "suffix"}

@@ -271,13 +271,13 @@ def _reduced(message: JSON) -> bytes:
     # Clients echo an answer in their own words: with or without nulls, a text as a list of one part, without the
     # reasoning. So only role, content, name and tool calls count here.
     content: Any = message.get("content")
-    if isinstance(content, list) and len(cast(list[Any], content)) == 1:
+    if isinstance(content, list) and len(cast("list[Any]", content)) == 1:
         part = content[0]
-        if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "text":
-            content = cast(dict[str, Any], part).get("text")
+        if isinstance(part, dict) and cast("dict[str, Any]", part).get("type") == "text":
+            content = cast("dict[str, Any]", part).get("text")
     named: list[Any] = [message.get(key) for key in ("role", "name", "tool_call_id")]
     calls = message.get("tool_calls")
-    said = [*named, cast(Any, content)]
+    said = [*named, cast("Any", content)]
     if not calls and all(isinstance(value, str | None) for value in said):
         # Nearly every message has only texts. JSON would take five times as long.
         return "\x1f".join(("", *(value or "" for value in said))).encode("utf-8", "surrogatepass")
@@ -285,7 +285,7 @@ def _reduced(message: JSON) -> bytes:
     if isinstance(calls, list):
         small["tool_calls"] = [
             {"id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}
-            for call in objects(cast(list[Any], calls))
+            for call in objects(cast("list[Any]", calls))
             for named in (as_object(call.get("function")),)
         ]
     return canonical(small)

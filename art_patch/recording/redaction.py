@@ -34,7 +34,7 @@ class Redactor:
     """
 
     def __init__(self, redact: Redact) -> None:
-        self._hook: Callable[[str], str] = hide if redact == "secrets" else cast(Callable[[str], str], redact)
+        self._hook: Callable[[str], str] = hide if redact == "secrets" else cast("Callable[[str], str]", redact)
         self._cached = lru_cache(maxsize=_CACHED_TEXTS)(self._hook)
 
     def __call__(self, record: Record) -> Record:
@@ -73,11 +73,11 @@ class Redactor:
                 raise TypeError(f"the redact hook returned {type(out).__name__} instead of a text")
             return out
         if isinstance(value, Mapping):
-            return {key: self._clean(item) for key, item in cast(Mapping[str, Any], value).items()}
+            return {key: self._clean(item) for key, item in cast("Mapping[str, Any]", value).items()}
         if isinstance(value, list):
-            return [self._clean(item) for item in cast(list[Any], value)]
+            return [self._clean(item) for item in cast("list[Any]", value)]
         if isinstance(value, tuple):
-            return tuple(self._clean(item) for item in cast(tuple[Any, ...], value))
+            return tuple(self._clean(item) for item in cast("tuple[Any, ...]", value))
         return value
 
 

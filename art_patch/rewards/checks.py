@@ -107,7 +107,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
         found = getattr(found, name, None)
     if not callable(found):
         raise ConfigError(f"{what} {spec!r}: {module_name!r} has no function {path!r}; is it spelt right?")
-    return cast(Callable[..., Any], found)
+    return cast("Callable[..., Any]", found)
 
 
 def version_of(function: Callable[..., Any]) -> str:

@@ -129,7 +129,7 @@ class TrainingApi:
         if params.get("stream"):
             raise errors.ConfigError("create_completion appends whole answers; leave stream=True out")
         if tools is not None:
-            trajectory.tools = cast(Any, list(tools))
+            trajectory.tools = cast("Any", list(tools))
         if trajectory.tools:
             params["tools"] = trajectory.tools
         answer: Any = await self.model.openai_client().chat.completions.create(

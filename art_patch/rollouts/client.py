@@ -85,7 +85,7 @@ class ModelClient(AsyncOpenAI):
         with lane.gates.at("") as gate:
             async with gate:
                 with context.suppress():
-                    answer: Any = await cast(Any, super()).post(_CHAT, **{**kwargs, "body": body})
+                    answer: Any = await cast("Any", super()).post(_CHAT, **{**kwargs, "body": body})
         # `with_raw_response` gives a response that keeps what it has parsed, so the caller gets the same object.
         whole = answer.parse() if isinstance(answer, LegacyAPIResponse) else answer
         if isinstance(whole, ChatCompletion) and whole.choices:

@@ -60,7 +60,7 @@ class Model(BaseModel, Generic[ConfigT]):
 
     name: str
     project: str
-    config: ConfigT = cast(Any, None)
+    config: ConfigT = cast("Any", None)
     inference_base_url: str | None = None
     inference_api_key: str | None = None
     inference_model_name: str | None = None
@@ -156,7 +156,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         name: str,
         project: str,
         base_model: str,
-        config: ConfigT = cast(Any, None),  # noqa: B008
+        config: ConfigT = cast("Any", None),  # noqa: B008
         _internal_config: Any = None,
         **more: Any,
     ) -> None:

@@ -76,7 +76,7 @@ class History(BaseModel):
 
     def messages(self) -> Messages:
         """Return the conversation as messages of a request; a choice becomes the assistant message that it holds."""
-        return [cast(Message, _message(item)) for item in self.messages_and_choices]
+        return [cast("Message", _message(item)) for item in self.messages_and_choices]
 
 
 class Trajectory(BaseModel):

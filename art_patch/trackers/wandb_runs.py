@@ -100,8 +100,8 @@ class Wandb:
         if policy.parent is None:  # the base model, which no update made
             return
         self._summaries["update", policy.name]["state"] = policy.state
-        train = cast(JSON, policy.metrics.get("train") or {})
-        config = {**cast(JSON, train.get("config") or {}), **_about(policy)}
+        train = cast("JSON", policy.metrics.get("train") or {})
+        config = {**cast("JSON", train.get("config") or {}), **_about(policy)}
         yield Item(f"{key}:run", "", self._part("update", policy.name, config=config))
         yield Item(f"{key}:state", policy.state, self._part("update", policy.name))
         if step.history:
@@ -197,7 +197,7 @@ class Wandb:
         # Each `log` makes a row, so all metrics of one place on the axis go into one.
         points: defaultdict[float, dict[str, float]] = defaultdict(dict)
         for point in (point for part in parts for point in part.points):
-            points[point[cast(str, axis)]] |= point
+            points[point[cast("str", axis)]] |= point
         for _, point in sorted(points.items()):
             run.log(point)
         for part in parts:

@@ -337,7 +337,7 @@ class Policies(StubServer):
             "a@0": ([7, 8], [-0.25, -0.5]),
             "a@1": ([7, 8], [-0.25, -0.5]),
         }
-        engine, http = self, cast(Any, self._http)
+        engine, http = self, cast("Any", self._http)
 
         class Handler(http.RequestHandlerClass):
             def do_GET(self) -> None:

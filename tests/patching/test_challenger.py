@@ -79,7 +79,7 @@ def test_a_larger_share_keeps_who_was_in_it_and_another_canary_gets_others(bench
 
 CHOICES = """
 from art_patch.context import Identity
-from art_patch.patching.routing.target import Pins, Target
+from art_patch.patching.routing.target import CallKeys, Pins, Target
 from art_patch.types import TrajectoryInfo
 
 pins = Pins()
@@ -87,7 +87,7 @@ target = Target("route", "shop@3", "http://e/v1", challenger="shop@4", challenge
 for number in range(64):
     run = TrajectoryInfo(f"t{number}", 0.0, session_id=f"s{number}")
     bodies = {"messages": [{"role": "user", "content": f"q{number}"}]}
-    print(pins.policy(Identity(run), bodies, target)[0], pins.policy(Identity(), bodies, target)[0])
+    print(*(pins.policy(CallKeys(who, bodies), target)[0] for who in (Identity(run), Identity())))
 """
 
 

@@ -76,8 +76,9 @@ def test_the_oldest_runs_are_forgotten_first(monkeypatch):
     pins = module.Pins()
     bodies = [{"messages": [{"role": "user", "content": str(number)}]} for number in range(30)]
     for body in bodies:
-        pins.policy(Identity(), body, module.Target("route", "shop@1", "http://e/v1"))
+        pins.policy(module.CallKeys(Identity(), body), module.Target("route", "shop@1", "http://e/v1"))
     later = [{"messages": [*body["messages"], *GOES_ON["messages"][1:]]} for body in reversed(bodies)]
-    kept = [pins.policy(Identity(), body, module.Target("route", "shop@2", "http://e/v1"))[0] for body in later]
+    target = module.Target("route", "shop@2", "http://e/v1")
+    kept = [pins.policy(module.CallKeys(Identity(), body), target)[0] for body in later]
     assert kept[:18] == ["shop@1"] * 18
     assert kept[20:] == ["shop@2"] * 10

@@ -11,7 +11,7 @@ import pytest
 import art_patch as art
 from art_patch.context import Identity
 from art_patch.patching import status
-from art_patch.patching.routing.target import run_of, sticky_key
+from art_patch.patching.routing.target import CallKeys
 from art_patch.types import REPLAY_OF, Route
 from tests.support.patched_sdk import CHAMPION, asked, shadowed
 from tests.support.sdk_samples import ASK, GOES_ON
@@ -64,7 +64,7 @@ def test_where_a_policy_learns_no_call_pays_for_a_large_prompt(bench, client, mo
     def hashed(*_: Any) -> str:
         raise AssertionError("the prompt was copied")
 
-    monkeypatch.setattr("art_patch.patching.routing.target.sticky_key", hashed)
+    monkeypatch.setattr(CallKeys, "session", property(hashed))
     client.chat.completions.create(**ASK)
     shadowed(bench, 1)
 
@@ -75,8 +75,10 @@ def test_where_a_policy_learns_no_call_pays_for_a_large_prompt(bench, client, mo
     def opening(data: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": Content(data)}}]}]}
 
-    nobody = Identity(None)
-    assert run_of(nobody, opening("a")) == run_of(nobody, opening("a")) != run_of(nobody, opening("b"))
+    def run(data: str) -> tuple[str | int, bool]:
+        return CallKeys(Identity(), opening(data)).run
+
+    assert run("a") == run("a") != run("b")
 
 
 @pytest.mark.parametrize("mode", ["off", "record"])
@@ -162,7 +164,8 @@ def test_a_call_that_no_policy_can_answer_is_on_no_side(bench, client):
 
 def test_an_unnamed_session_is_known_by_the_length_and_the_end_of_what_opens_it():
     def key(*messages: Any, **body: Any) -> str:
-        return sticky_key(Identity(), {"messages": [{"role": "user", "content": said} for said in messages]} | body)
+        said = [{"role": "user", "content": content} for content in messages]
+        return CallKeys(Identity(), {"messages": said} | body).session
 
     long = "You are a helpful assistant. " * 400
     picture = [
@@ -176,4 +179,4 @@ def test_an_unnamed_session_is_known_by_the_length_and_the_end_of_what_opens_it(
     # What follows the first answer is not the opening.
     said = (("user", "hi"), ("assistant", "yes?"), ("user", "x"))
     goes_on = [{"role": role, "content": content} for role, content in said]
-    assert sticky_key(Identity(), {"messages": goes_on}) == key("hi")
+    assert CallKeys(Identity(), {"messages": goes_on}).session == key("hi")

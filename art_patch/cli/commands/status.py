@@ -115,7 +115,7 @@ def mode(
     if percent is not None and value != "canary":
         raise ConfigError("--percent goes with mode canary only")
     # `None` deletes the mode from the store, so that each app's own setting counts again.
-    chosen = None if value == "auto" else cast(types.Mode, value)
+    chosen = None if value == "auto" else cast("types.Mode", value)
     with project.opened() as (settings, opened):
         if value is not None:
             opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))

@@ -38,7 +38,7 @@ def to_engine_request(options: Any, target: Target, client: Any) -> Any:
     body: dict[str, Any] = {**options.json_data}
     extra: Any = getattr(options, "extra_json", None)
     if isinstance(extra, Mapping):
-        given = cast(Mapping[str, Any], extra)
+        given = cast("Mapping[str, Any]", extra)
         body.update({key: value for key, value in given.items() if key in _EXTRA_FIELDS})
     # Training needs the ids and log-probabilities of the sampled tokens; the response rewriter removes them again.
     body.update(model=target.champion, logprobs=True, return_token_ids=True)
@@ -95,7 +95,7 @@ def made_of(fields: dict[str, Any], like: Any) -> Any:
 
 
 def _kept_headers(headers: Any) -> dict[str, Any]:
-    given = cast(Mapping[str, Any], headers if isinstance(headers, Mapping) else {})
+    given = cast("Mapping[str, Any]", headers if isinstance(headers, Mapping) else {})
     return {key: value for key, value in given.items() if key.lower().startswith(_KEPT_HEADERS)}
 
 
@@ -138,6 +138,9 @@ class EngineClients:
         self._engine_clients = weakref.WeakKeyDictionary[Any, _Known]()
         self._patterns: dict[bool, tuple[Address, Any]] = {}
         self._pools = weakref.WeakKeyDictionary[Any, tuple[Address, Any]]()
+        # The last answer of `is_engine`, because writing an address as text costs a call of the app more than a
+        # microsecond, and nearly all calls are those of one client.
+        self._compared: tuple[Any, str | None, bool] = (None, None, False)
 
     def get(self, client: Any, target: Target, is_async: bool) -> Any:
         """Return the engine client for `client`; `None` if the base URL of `client` already is the target's engine."""
@@ -146,10 +149,19 @@ class EngineClients:
         known = self._engine_clients.get(client)
         # An app may change `base_url` of a client, or its pool, at any time.
         if known is None or known.address != address or known.pool is not pool or known.base_url is not base_url:
-            made = None if is_engine(client, target) else self._copy_for(pool, address, is_async)
+            made = None if self.is_engine(client, target) else self._copy_for(pool, address, is_async)
             known = _Known(address, pool, base_url, made)
             self._engine_clients[client] = known
         return known.client
+
+    def is_engine(self, client: Any, target: Target) -> bool:
+        """Return whether the base URL of the app's client is the engine's: its calls are left alone."""
+        base_url, engine, same = self._compared
+        if base_url is not client.base_url or engine != target.base_url:
+            base_url, engine = client.base_url, target.base_url
+            same = str(base_url).rstrip("/") == (engine or "").rstrip("/")
+            self._compared = (base_url, engine, same)
+        return same
 
     def _copy_for(self, pool: Any, address: Address, is_async: bool) -> Any:
         known = self._patterns.get(is_async)
@@ -169,11 +181,6 @@ class EngineClients:
         if known is None or known[0] != address:
             known = self._pools[owner] = (address, _make_pool(address, is_async))
         return known[1]
-
-
-def is_engine(client: Any, target: Target) -> bool:
-    """Return whether the base URL of the app's client is the engine's: its calls are left alone."""
-    return str(client.base_url).rstrip("/") == (target.base_url or "").rstrip("/")
 
 
 def engine_client(target: Target) -> Any:
@@ -281,6 +288,9 @@ RAW_HEADER = "x-stainless-raw-response"
 # A local engine does not know these fields, or silently ignores them.
 _FOREIGN_FIELDS = ("web_search_options", "audio", "functions", "function_call")
 
+# A body with one of these is looked at closely. Most have none.
+_SAYS_MORE = frozenset({*_FOREIGN_FIELDS, "modalities", "store", "tools"})
+
 
 def why_not_routed(options: Any, stream: bool) -> str | None:
     """Return the reason why the engine cannot answer this chat completion; `None` if it can."""
@@ -290,6 +300,8 @@ def why_not_routed(options: Any, stream: bool) -> str | None:
         return reason
     if not isinstance(body.get("messages"), list):
         return "no messages"
+    if _SAYS_MORE.isdisjoint(body):
+        return None
     if body.get("store"):
         return "the provider keeps the answer"
     for name in _FOREIGN_FIELDS:
@@ -298,16 +310,16 @@ def why_not_routed(options: Any, stream: bool) -> str | None:
     if "audio" in (body.get("modalities") or ()):
         return "audio"
     for tool in body.get("tools") or ():
-        if not isinstance(tool, Mapping) or cast(Mapping[str, Any], tool).get("type") != "function":
+        if not isinstance(tool, Mapping) or cast("Mapping[str, Any]", tool).get("type") != "function":
             return "a tool that the provider hosts"
     return None
 
 
 def merged_body(options: Any) -> dict[str, Any]:
     """Return the request body, with the fields of `extra_body` added."""
-    body = cast(dict[str, Any], options.json_data)
+    body = cast("dict[str, Any]", options.json_data)
     extra: Any = getattr(options, "extra_json", None)
-    return {**body, **cast(Mapping[str, Any], extra)} if isinstance(extra, Mapping) and extra else body
+    return {**body, **cast("Mapping[str, Any]", extra)} if extra and isinstance(extra, Mapping) else body
 
 
 def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str | None:
@@ -325,9 +337,9 @@ def why_not_carried(options: Any, body: Mapping[str, Any], stream: bool) -> str 
 def header(options: Any, name: str) -> str | None:
     """Return the value of a header of the request options; upper and lower case do not matter."""
     headers: Any = options.headers
-    if not isinstance(headers, Mapping):  # the SDK's `NotGiven`
+    if not headers or not isinstance(headers, Mapping):  # empty, or the SDK's `NotGiven`
         return None
-    for key, value in cast(Mapping[str, Any], headers).items():
+    for key, value in cast("Mapping[str, Any]", headers).items():
         if key.lower() == name:
             return value if isinstance(value, str) else None
     return None

@@ -68,10 +68,10 @@ class ResponseRewriter:
         answer = _parse(body)
         self._check_policy(answer)
         choices: Any = answer.get("choices")
-        if not isinstance(choices, list) or len(cast(list[Any], choices)) < self.n:
+        if not isinstance(choices, list) or len(cast("list[Any]", choices)) < self.n:
             raise InvalidAnswer("choices are missing")
-        for given in cast(list[Any], choices):
-            choice = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+        for given in cast("list[Any]", choices):
+            choice = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             if not isinstance(choice.get("message"), dict):
                 raise InvalidAnswer("a choice has no message")
             if choice.get("finish_reason") is None:
@@ -226,10 +226,10 @@ class StreamRewriter:
         choices: Any = chunk.get("choices") or []
         if not isinstance(choices, list):
             raise InvalidAnswer("choices are missing")
-        for choice in cast(list[Any], choices):
+        for choice in cast("list[Any]", choices):
             if not isinstance(choice, dict):
                 raise InvalidAnswer("a choice is none")
-            choice = cast(dict[str, Any], choice)
+            choice = cast("dict[str, Any]", choice)
             index = choice.get("index", 0)
             if not self.started and isinstance(choice.get("delta"), dict):
                 if says_something(choice["delta"]) or self._reasons(choice["delta"]):
@@ -282,7 +282,7 @@ def _parse(data: bytes) -> dict[str, Any]:
             raise InvalidAnswer("it is not JSON") from None
     if not isinstance(value, dict):
         raise InvalidAnswer("it is not a JSON object")
-    return cast(dict[str, Any], value)
+    return cast("dict[str, Any]", value)
 
 
 def dump(value: dict[str, Any]) -> bytes:

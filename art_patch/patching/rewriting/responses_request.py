@@ -142,7 +142,7 @@ def _input(given: Any) -> str | None:
     if not isinstance(given, list) or not given:
         return "no input"
     called: set[Any] = set()
-    return _first(_item(item, called) for item in cast(list[Any], given))
+    return _first(_item(item, called) for item in cast("list[Any]", given))
 
 
 # The kinds of input items, and their fields beside `type`, `id` and `status`.
@@ -196,7 +196,7 @@ def _content(content: Any, *kinds: str) -> str | None:
         return None
     if not isinstance(content, list):
         return "content of another kind than we know"
-    for given in map(as_object, cast(list[Any], content)):
+    for given in map(as_object, cast("list[Any]", content)):
         kind: Any = given.get("type")
         if kind not in kinds:
             return f"a part that chat does not know: {kind}"

@@ -139,7 +139,7 @@ def _output(message: Mapping[str, Any], why: str | None) -> list[JSON]:
         parts.append(_part("output_text", content or ""))
     if refusal:
         parts.append(_part("refusal", refusal))
-    found = [call_of(as_object(call)) for call in cast(list[Any], calls)]
+    found = [call_of(as_object(call)) for call in cast("list[Any]", calls)]
     status = iter(_statuses(bool(parts) + len(found), why))
     items = [_message_item(new_id("msg"), parts, next(status))] if parts else []
     return items + [_call_item(new_id("fc"), *call, next(status)) for call in found]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from art_patch._lib.faults import faults, is_fault
 from art_patch.context import Identity, identify
-from art_patch.patching.rewriting.engine_request import is_engine, patience_s
+from art_patch.patching.rewriting.engine_request import patience_s
 from art_patch.patching.rewriting.response_rewriter import EmptyAnswer, InvalidAnswer, ResponseRewriter, StreamRewriter
 from art_patch.patching.routing import target as routing
 from art_patch.patching.runtime import Runtime
@@ -45,8 +45,8 @@ class RoutedCall:
 
     # fmt: off
     __slots__ = (
-        "_asks_again", "_attempt_began", "_attempts", "_claimed", "_identity", "_run", "attempt", "client", "exchange",
-        "is_async", "options", "routed", "runtime", "stream", "surface", "takes_empty",
+        "_asks_again", "_attempt_began", "_attempts", "_claimed", "_identity", "_keys", "_run", "attempt", "client",
+        "exchange", "is_async", "options", "routed", "runtime", "stream", "surface", "takes_empty",
     )
     # fmt: on
 
@@ -58,6 +58,7 @@ class RoutedCall:
         self.attempt: Attempt | None = None
         self._attempts, self._attempt_began = 0, 0.0
         self._claimed = self._asks_again = self.takes_empty = self.routed = False
+        self._keys = routing.CallKeys(who, options.json_data)
         self._run: routing.Key | None = None
         model = options.json_data.get("model")
         name = model if isinstance(model, str) else ""
@@ -68,10 +69,10 @@ class RoutedCall:
             self.exchange.otel_context = who.otel_context
         target = runtime.target
         # A target that is unknown routes nothing, but calls that it would have routed are recorded with the reason.
-        may_be_routed = target.serves or target.unknown is not None
-        if may_be_routed:
+        serves = target.serves
+        if serves or target.unknown is not None:
             if (why := surface.why_not_routed(options, stream, runtime.settings)) is None:
-                self.routed, self.exchange.fallback = target.serves, target.unknown
+                self.routed, self.exchange.fallback = serves, target.unknown
             else:
                 runtime.count_not_routed(f"{surface.api}: {why:.100}")
         if self.routed and (
@@ -95,18 +96,17 @@ class RoutedCall:
         else:
             # Upstream is the champion. Beside a canary its sessions are what the canary is compared with. Without one,
             # its runs are pinned too, so that they stay with it when a test begins.
-            chosen = self.runtime.pins.policy(self._identity, self.options.json_data, target)[0] if self.routed else ""
+            chosen = self.runtime.pins.policy(self._keys, target)[0] if self.routed else ""
             is_in, self.routed = self.routed and target.canary is not None and not chosen, bool(chosen)
         # A run that the job repeats is no user's session, and an app that asks the engine itself has no upstream.
-        if is_in and not _is_replay(self._identity) and not is_engine(self.client, target):
+        if is_in and not _is_replay(self._identity) and not self.runtime.engine_clients.is_engine(self.client, target):
             # No shadow is asked, because its copies are compared with the champion's answers.
             self.routed = self.exchange.shadow = False
             self.exchange.in_control_group = True
 
     def _is_in(self, share: float, purpose: Purpose) -> bool:
         # Where all sessions are in, or none is, no key is made.
-        key = routing.sticky_key(self._identity, self.options.json_data) if 0 < share < 1 else ""
-        return in_share(key, share, purpose)
+        return in_share(self._keys.session if 0 < share < 1 else "", share, purpose)
 
     def next_attempt(self) -> Attempt | None:
         """Return the next attempt to ask a policy; `None` if the call goes upstream now."""
@@ -136,7 +136,7 @@ class RoutedCall:
         if engine_client is None:
             return None  # no policy serves any more, or the app talks to the engine itself, for example to judge
         # The policy that this run of the agent began with.
-        asked, self._run = self.runtime.pins.policy(self._identity, self.options.json_data, target)
+        asked, self._run = self.runtime.pins.policy(self._keys, target)
         if not asked:  # the canary's test has just ended, or the session leaves it with this call
             return None
         if asked != target.champion:
@@ -174,7 +174,7 @@ class RoutedCall:
             why = routing.reason(error)
             self.exchange.fallback = why if attempt is None else attempt.target.failed(why)
             if challenger and pause_s is None and not why.startswith(UNREACHABLE):
-                self.runtime.pins.canary_failed(self._identity, self.options.json_data)
+                self.runtime.pins.canary_failed(self._keys.session)
             is_404 = getattr(error, "status_code", None) == 404
             # The engine no longer serves the policy that this run is pinned to.
             if is_404 and self._run is not None:

@@ -125,19 +125,34 @@ _MOST_FAILURES = 2
 Key = str | int
 
 
-def run_of(identity: Identity, body: Mapping[str, Any]) -> tuple[Key, bool]:
-    """Return the key that identifies the call's run of the agent, and whether the call begins a new run."""
-    if identity.trajectory is not None:
-        return identity.trajectory.id, False
-    messages: Any = body.get("messages")
-    opening: list[str] = []
-    for message in cast(list[Any], messages) if isinstance(messages, list) else ():
-        fields = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
-        if fields.get("role") == "assistant":
-            return hash(tuple(opening)), False
-        opening.append(_gist(fields.get("content")))
-    # A conversation without an answer in it begins a new run, even if the same words began a run before.
-    return hash(tuple(opening)), True
+class CallKeys:
+    """What tells a call's run of the agent, and its session, from others. Made when asked for, and once for a call."""
+
+    __slots__ = ("_body", "_opening", "_run")
+
+    def __init__(self, identity: Identity, body: Mapping[str, Any]) -> None:
+        self._run, self._body = identity.trajectory, body
+        self._opening: tuple[str, bool] | None = None
+
+    @property
+    def session(self) -> str:
+        """What is hashed for a share of the traffic: session id, else trajectory id, else the opening messages."""
+        run = self._run
+        return self._opened()[0] if run is None else run.session_id or run.id
+
+    @property
+    def run(self) -> tuple[Key, bool]:
+        """The key of the run, and whether the call begins it: trajectory id, else a hash of the opening messages."""
+        if self._run is not None:
+            return self._run.id, False
+        # A conversation without an answer in it begins a new run, even if the same words began a run before.
+        opening, begins = self._opened()
+        return hash(opening), begins
+
+    def _opened(self) -> tuple[str, bool]:
+        if self._opening is None:
+            self._opening = _opening_of(self._body)
+        return self._opening
 
 
 class Pins:
@@ -149,16 +164,16 @@ class Pins:
         # Sessions whose calls the canary failed, and how often.
         self._failed: dict[str, int] = {}
 
-    def policy(self, identity: Identity, body: Mapping[str, Any], target: Target) -> tuple[str, Key]:
+    def policy(self, call: CallKeys, target: Target) -> tuple[str, Key]:
         """Return the policy to ask (empty: upstream), and the run's key for `forget`."""
-        key, begins = run_of(identity, body)
+        key, begins = call.run
         pinned = None if begins else self._pins.get(key)
-        if target.canary is not None and self._has_left(identity, body):
+        if self._failed and target.canary is not None and self._has_left(call):
             target, pinned = replace(target, challenger=None), None if pinned == target.canary else pinned
         # A trajectory that two policies wrote teaches less than one of a single policy.
         if pinned is not None and self._may_stay(pinned, target):
             return pinned, key
-        chosen = _choose(identity, body, target)
+        chosen = _choose(call, target)
         if pinned != chosen:
             if len(self._pins) >= _KEPT:
                 # The oldest tenth at once, because building the list takes as long as the dict is large.
@@ -182,14 +197,13 @@ class Pins:
         """Remove the run's pin, because the engine no longer serves its policy; its next call chooses a policy anew."""
         self._pins.pop(key, None)
 
-    def canary_failed(self, identity: Identity, body: Mapping[str, Any]) -> None:
+    def canary_failed(self, session: str) -> None:
         """Note that the canary failed a call; at the second one, its session leaves the canary."""
-        session = sticky_key(identity, body)
         if session in self._failed or len(self._failed) < _KEPT:
             self._failed[session] = self._failed.get(session, 0) + 1
 
-    def _has_left(self, identity: Identity, body: Mapping[str, Any]) -> bool:
-        return bool(self._failed) and self._failed.get(sticky_key(identity, body), 0) >= _MOST_FAILURES
+    def _has_left(self, call: CallKeys) -> bool:
+        return self._failed.get(call.session, 0) >= _MOST_FAILURES
 
     def _may_stay(self, pinned: str, target: Target) -> bool:
         if not pinned:  # with upstream, for as long as it is the champion
@@ -198,13 +212,11 @@ class Pins:
         return serves or (pinned not in self._left and _is_surpassed(pinned, target.champion or ""))
 
 
-def _choose(identity: Identity, body: Mapping[str, Any], target: Target) -> str:
+def _choose(call: CallKeys, target: Target) -> str:
     """Return the champion, or the canary for its share of the sessions; empty if upstream is the champion."""
     canary = target.canary
-    if canary is not None:
-        key = f"{canary}:{sticky_key(identity, body)}"
-        if in_share(key, target.challenger_percent / 100, "challenger"):
-            return canary
+    if canary is not None and in_share(f"{canary}:{call.session}", target.challenger_percent / 100, "challenger"):
+        return canary
     return target.champion or ""
 
 
@@ -215,23 +227,20 @@ def _is_surpassed(pinned: str, champion: str) -> bool:
     return name == its_name and step.isdigit() and its_step.isdigit() and int(step) < int(its_step)
 
 
-def sticky_key(identity: Identity, body: Mapping[str, Any]) -> str:
-    """Return what is hashed for a share of the traffic: session id, else trajectory id, else the opening messages."""
-    info = identity.trajectory
-    if info is not None:
-        return info.session_id or info.id
+def _opening_of(body: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return what an agent sends again with each call of a run, and whether that is all: no answer follows it."""
     said: Any = body.get("messages") or body.get("input") or body.get("prompt")
-    # Those that an agent sends again with each of its calls: everything up to the first answer.
-    opening = [_gist(body.get("instructions"))]
-    for message in cast(list[Any], said) if isinstance(said, list) else [said]:
-        if isinstance(message, Mapping):
-            fields = cast(Mapping[str, Any], message)
+    instructions = body.get("instructions")
+    opening = ["" if instructions is None else _gist(instructions)]
+    for message in cast("list[Any]", said) if isinstance(said, list) else [said]:
+        if isinstance(message, (dict, Mapping)):  # a dictionary is told at once; the abstract class is slow to ask
+            fields = cast("Mapping[str, Any]", message)
             if fields.get("role") not in _BEFORE_THE_ANSWER:
-                break
+                return "\n".join(opening), False
             opening.append(_gist(fields.get("content")))
         else:
             opening.append(_gist(message))
-    return "\n".join(opening)
+    return "\n".join(opening), True
 
 
 _BEFORE_THE_ANSWER = ("system", "developer", "user")
@@ -244,9 +253,9 @@ def _gist(content: Any) -> str:
     if isinstance(content, str):
         return f"{len(content)}:{content[-_END_CHARS:]}"
     if isinstance(content, Mapping):
-        return f"{{{','.join(map(_gist, cast(Mapping[str, Any], content).values()))}}}"
+        return f"{{{','.join(map(_gist, cast('Mapping[str, Any]', content).values()))}}}"
     if isinstance(content, list | tuple):
-        return f"[{','.join(map(_gist, cast(list[Any], content)))}]"
+        return f"[{','.join(map(_gist, cast('list[Any]', content)))}]"
     return repr(content)[:_END_CHARS]
 
 
@@ -355,7 +364,7 @@ def room_in_s(error: Exception) -> float | None:
     """Return in how many seconds, at most five, a full engine may have room; `None` unless it refused for that."""
     if getattr(error, "status_code", None) != _FULL:
         return None
-    headers: Any = cast(Any, error).response.headers
+    headers: Any = cast("Any", error).response.headers
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):  # the header is missing, or it names a date
             return min(max(0.0, float(headers[name]) * unit_s), 5.0)  # in this order, of NaN the 0.0 is left

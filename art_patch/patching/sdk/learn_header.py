@@ -30,7 +30,7 @@ def without_learn_header(client: Any, options: Any) -> tuple[Any, bool] | None:
 def _found(headers: Any) -> list[tuple[str, Any]]:
     if not headers or not isinstance(headers, Mapping):  # of most calls they are not given
         return []
-    given = cast(Mapping[Any, Any], headers)
+    given = cast("Mapping[Any, Any]", headers)
     # By the length first: this runs in each call.
     return [
         (name, given[name])

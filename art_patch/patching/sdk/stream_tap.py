@@ -268,7 +268,7 @@ def _tee_class(response_class: type, is_async: bool) -> type[_Tee]:
         library = sys.modules.get(parent.__module__.partition(".")[0])
         base = getattr(library, base_name, None)
         if base is not None:
-            return cast(type[_Tee], type(f"Tee{base_name}", (ours, base), {}))
+            return cast("type[_Tee]", type(f"Tee{base_name}", (ours, base), {}))
     raise TypeError(f"{response_class.__name__} is no httpx response")
 
 

@@ -95,7 +95,7 @@ def surface_of(options: Any) -> Chat | None:
     body = options.json_data
     if options.method.lower() != "post" or not isinstance(body, dict):
         return None
-    model = cast(dict[str, Any], body).get("model")
+    model = cast("dict[str, Any]", body).get("model")
     return surface if isinstance(model, str) or (model is None and not surface.needs_model) else None
 
 
@@ -110,12 +110,12 @@ def compile_match(match: Match) -> Callable[[Mapping[str, Any]], bool] | None:
         match = re.compile(match[3:] if match.startswith("re:") else fnmatch.translate(match))
     if isinstance(match, re.Pattern):
         search = match.search
-        return lambda body: search(cast(str, body.get("model") or "")) is not None
+        return lambda body: search(cast("str", body.get("model") or "")) is not None
     chooses = match
 
     def ask(body: Mapping[str, Any]) -> bool:
         try:
-            return bool(chooses(MappingProxyType(cast(dict[str, Any], body))))
+            return bool(chooses(MappingProxyType(cast("dict[str, Any]", body))))
         except Exception as error:  # the user's function failed, so the call is left alone
             faults.trouble("match", error)
             return False

@@ -101,7 +101,7 @@ def choose(kind: str, device: str, *, python: Path | None, environments: Path) -
         raise ConfigError(f"the vLLM of {found.python} is a build for CPUs; build another: {BUILD} --cuda")
     if found.device == "cuda" and not here:
         raise ConfigError(f"the vLLM of {found.python} is a build for GPUs, and none is here: {BUILD} --cpu")
-    return Choice(found, here if found.device == "cuda" else [], f"vLLM {found.vllm} on {cast(str, found.device)}")
+    return Choice(found, here if found.device == "cuda" else [], f"vLLM {found.vllm} on {cast('str', found.device)}")
 
 
 def share_out(gpus: list[str], replicas: int, each: int) -> list[list[str]]:

@@ -328,7 +328,7 @@ class Replica:
 
     async def _watch(self) -> None:
         """Watches for ever; raises when vLLM must be started again."""
-        process, loop = cast(VllmProcess, self._process), asyncio.get_running_loop()
+        process, loop = cast("VllmProcess", self._process), asyncio.get_running_loop()
         health_at, probe_at, unwell, load_at = loop.time() + _HEALTH_S, loop.time() + _PROBE_S, 0, 0.0
         while True:
             _check_alive(process)

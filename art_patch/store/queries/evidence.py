@@ -6,9 +6,9 @@ with no name if the champion failed. If the engine was full or could not be reac
 the call counts for no policy: its `policy` is empty. Beside upstream, a full engine is the policy's own affair, and
 upstream's answer is as good as in the other sessions.
 
-A session is what is assigned to a policy by one hash (`routing.target.sticky_key`): a `session_id`, else a trajectory
-that the app names, else all calls whose conversations open with the same messages. Runs that had begun before the test
-are left out of a `canary` test: their calls go on to the champion, whatever the hash says.
+A session is what is assigned to a policy by one hash (`routing.target.CallKeys.session`): a `session_id`, else a
+trajectory that the app names, else all calls whose conversations open with the same messages. Runs that had begun
+before the test are left out of a `canary` test: their calls go on to the champion, whatever the hash says.
 """
 
 import json
