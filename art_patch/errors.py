@@ -90,9 +90,11 @@ class StoreError(ArtPatchError, exit_code=8):
 
     Attributes:
         may_pass: whether the same data may be written later: the disk is full, or the store is locked or out of reach.
+        host: the host and port of a server that did not do what was asked; `None` for a file.
     """
 
     may_pass = False
+    host: str | None = None
 
 
 class StoreTooNew(StoreError, exit_code=12):

@@ -370,7 +370,7 @@ def test_f07_it_is_said_when_the_store_cannot_be_made(programs: Programs, unusab
     ran = programs.run(CALLS, env={"ART_PATCH_STORE": unusable})
     assert ran.code == 0
     assert ran.err.splitlines() == [
-        "art_patch: FileExistsError in recording.spool: the app is not affected (1 so far)",
+        "art_patch: FileExistsError in recording.spool: the app is not affected (1 so far); cause: File exists",
         f"art_patch: 20 calls not recorded, because {UNUSABLE}",
     ]
 

@@ -26,7 +26,7 @@ from art_patch.errors import ConfigError, NotFound, StoreError
 from art_patch.store.backends import database
 from art_patch.store.backends.files import never_close
 from art_patch.store.backends.scoping import limit_to_project
-from art_patch.store.backends.urls import postgres_parameters
+from art_patch.store.backends.urls import host_of, postgres_parameters
 from art_patch.store.ledger.route import answers_for, answers_no_more
 from art_patch.store.schema import tables
 
@@ -140,6 +140,7 @@ class PostgresDatabase(database.Database):
             if "connection option" in words:  # libpq's term for a parameter in the URL's query
                 raise ConfigError(f"{self.name}: {words}; mend the URL") from None
             failed = StoreError(f"store {self.name}: {words}; {_advice(words)}")
+            failed.host = host_of(self.url)
             # No state: the connection broke. Else its class: connection, resources, operator, system.
             failed.may_pass = (getattr(error.orig, "sqlstate", None) or "08")[:2] in ("08", "53", "57", "58")
             raise failed from error

@@ -71,6 +71,17 @@ def postgres_parameters(url: str) -> dict[str, str]:
     return {name: unquote(value) for name, value in found.items() if value} | dict(parse_qsl(query))
 
 
+def host_of(url: str) -> str | None:
+    """Return the host and port of the server that a URL names; `None` for a file, or a URL that cannot be read."""
+    if not is_postgres(url):
+        return None
+    try:
+        found = postgres_parameters(url)
+    except ConfigError:
+        return None
+    return ":".join(part for name in ("host", "port") if (part := found.get(name, ""))) or "localhost"
+
+
 def is_unknown(url: str, project: str, names: list[str]) -> str:
     """Return the error message for a store at `url` that has no such project, but those with these `names`."""
     return (

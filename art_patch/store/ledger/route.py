@@ -145,4 +145,6 @@ def _from_server(url: str, project: str | None) -> Mapping[str, str]:
         return {}
     except psycopg.Error as error:
         words = " ".join(str(error).split())
-        raise StoreError(f"store {urls.without_password(url)}: {words}; see that the server runs") from None
+        failed = StoreError(f"store {urls.without_password(url)}: {words}; see that the server runs")
+        failed.host = urls.host_of(url)
+        raise failed from None
