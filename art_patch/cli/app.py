@@ -21,6 +21,7 @@ from art_patch.cli.commands import (
     consent,
     cron,
     files,
+    lineage,
     measure,
     policies,
     policy_copies,
@@ -117,9 +118,10 @@ _add_group(
     LEARN, "cron", "Retrain every night: print, install, remove.", cron.install, cron.remove, print=cron.print_recipe
 )
 
-# `policies` is a command itself, which lists, and a group of two.
+# `policies` is a command itself, which lists, and a group.
 _policies = typer.Typer(name="policies")
 _policies.callback(invoke_without_command=True)(policies.policies)
+_policies.command("show")(lineage.show_policy)
 _policies.command("export")(policy_copies.export_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)

@@ -11,8 +11,9 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 if TYPE_CHECKING:
     from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
     from art_patch.policies.files import (
-        CONFIG, MANIFEST, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, publish_adapter, read_base_model,
-        read_json, remove_adapter, remove_unpublished, resolve_model_dir, some, unpublished,
+        CONFIG, DATA, MANIFEST, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, data_digests,
+        manifest_to_share, publish_adapter, read_base_model, read_json, remove_adapter, remove_unpublished,
+        resolve_model_dir, some, unpublished,
     )
     from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.validation import (

@@ -1,9 +1,10 @@
 """Files of adapters and base models: publishes, reads and deletes those of an adapter, and identifies a base model.
 
 A policy `NAME@STEP` is the directory `adapters_root/NAME@STEP`. It holds `adapter_config.json`,
-`adapter_model.safetensors`, `MANIFEST.json` (with the sha256 of the other files and of the base model) and perhaps
-PEFT's `README.md`. The directory appears by an atomic rename and is never changed afterwards. Reading follows no
-symbolic link, opens plain files only, and hashes the same bytes that it returns. A file that is refused raises an
+`adapter_model.safetensors`, `MANIFEST.json` (with the sha256 of the other files and of the base model, and with how
+the policy was made) and perhaps PEFT's `README.md`. The directory appears by an atomic rename and is never changed
+afterwards. So what comes later, such as the result of the gate, is in the ledger alone. Reading follows no symbolic
+link, opens plain files only, and hashes the same bytes that it returns. A file that is refused raises an
 `AdapterRejected` that names the file and the remedy.
 
 `read_base_model` returns the shape of every tensor of a checkpoint, and its fingerprint, without loading its weights.
@@ -13,13 +14,14 @@ raises `ModelNotFound` when the directory is not a usable checkpoint.
 
 import errno
 import hashlib
+import hmac
 import json
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from art_patch.errors import AdapterRejected, ModelNotFound
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9]{1,9}")
 MANIFEST = "MANIFEST.json"
+DATA = "data"  # entry of the manifest with the digests of what the policy learned from; no copy has it
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
@@ -103,6 +106,35 @@ def publish_adapter(
             raise
         raise AdapterRejected(f"{target} could not be published: {reason}") from error
     return target
+
+
+def data_digests(key: str, groups: Mapping[str, Iterable[str]], alone: Iterable[str]) -> dict[str, Any]:
+    """Returns what the manifest says of the data of an update: a keyed digest of each group, and one of other runs.
+
+    `groups` has the ids of each group's runs by its own id; `alone` are the runs in no group. The digests tell two
+    updates on the same data from others. Without the project's `key` nobody can test whether an id is among them:
+    apps choose some ids, and a name is easily guessed.
+    """
+
+    def digest(*ids: str) -> str:
+        content = json.dumps(ids).encode()
+        return hmac.digest(key.encode(), content, hashlib.sha256).hex()[:32]
+
+    others = sorted(alone)
+    return {
+        "groups": [digest(group, *sorted(runs)) for group, runs in groups.items()],
+        "runs_alone": len(others),
+        "alone": digest("", *others) if others else None,
+    }
+
+
+def manifest_to_share(path: Path) -> str:
+    """Returns the text of a manifest for a copy that leaves this machine: without the digests of what was learned."""
+    text = path.read_text("utf-8")
+    manifest = parse_object(path.parent.name, MANIFEST, text.encode())
+    if manifest.pop(DATA, None) is None:
+        return text
+    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
 
 
 def remove_adapter(root: Path, name: str) -> None:

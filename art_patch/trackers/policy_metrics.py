@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from art_patch import policies
 from art_patch.errors import TrackerError
 from art_patch.trackers.episodes import Item, TrainingStep, files_of, without_login
 from art_patch.types import Policy
@@ -167,5 +168,5 @@ class Mlflow:
         for start in range(0, max(len(metrics), len(params), len(tags)), _BATCH):
             some = slice(start, start + _BATCH)
             self._client.log_batch(run, metrics=metrics[some], params=params[some], tags=tags[some])
-        for file in (file for part in parts for file in part.files):
-            self._client.log_artifact(run, str(file))
+        for manifest in (file for part in parts for file in part.files):
+            self._client.log_text(run, policies.manifest_to_share(manifest), manifest.name)

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import wandb  # pyright: ignore[reportMissingImports] - not in the tests' own environment
 
+from art_patch import policies
 from art_patch.errors import TrackerError
 from art_patch.trackers import episodes as records
 from art_patch.trackers.episodes import Cell, Episode, Item, TrainingStep
@@ -210,7 +211,12 @@ class Wandb:
 
     def _log_adapter(self, run: Any, policy: Policy, files: Sequence[Path]) -> None:
         artifact: Any = wandb.Artifact(policy.model, type="model", metadata=_about(policy))
-        for file in files:  # a policy's files never change, so W&B need not copy them before it sends them
+        for file in files:
+            if file.name == policies.MANIFEST:
+                with artifact.new_file(file.name, mode="w", encoding="utf-8") as copy:
+                    copy.write(policies.manifest_to_share(file))
+                continue
+            # A policy's files never change, so W&B need not copy them before it sends them.
             artifact.add_file(str(file), name=file.name, policy="immutable", skip_cache=True)
         logged = run.log_artifact(artifact, aliases=[f"step-{policy.step}"])
         if self._directory is None:

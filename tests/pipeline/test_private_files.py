@@ -69,8 +69,8 @@ def test_others_can_read_no_file_and_enter_no_directory_that_a_project_made(
     names = {path.name for path in made}
     assert {
         "store.db", "store.db-wal", "store.db-shm", "store.db.lock", "agent@1", "MANIFEST.json", "retrain.log",
-        "cycles", "admin.key", "engine.key", "feedback.key", "cycle.lock", "history.jsonl", "runs.jsonl", "copy.db",
-        "copy",
+        "cycles", "lineage.key", "admin.key", "engine.key", "feedback.key", "cycle.lock", "history.jsonl", "runs.jsonl",
+        "copy.db", "copy",
     } <= names  # fmt: skip
     # A directory that others cannot enter keeps its files from them, whatever their mode.
     private = {path for path in made if path.is_dir() and not path.stat().st_mode & 0o077}

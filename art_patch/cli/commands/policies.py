@@ -257,11 +257,11 @@ def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: fl
         percent = _percent(policy, route)
         name = f"[b]{policy.name}[/]" if policy.state == "champion" else policy.name
         made, sessions = f"{output.ago(now - policy.created_at)} ago", "" if percent is None else f"{percent:g} %"
-        table.add_row(name, policy.state, policy.parent or "the base", made, _gate(policy), sessions)
+        table.add_row(name, policy.state, policy.parent or "the base", made, gate_in_words(policy), sessions)
     output.stdout().print(table)
 
 
-def _gate(policy: types.Policy) -> str:
+def gate_in_words(policy: types.Policy) -> str:
     """Return the metrics of the gate in words. A gate that stopped early has not measured all of them."""
     gate: Any = policy.metrics.get("gate") or {}
     words: list[str] = []

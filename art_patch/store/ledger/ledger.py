@@ -292,12 +292,13 @@ class Ledger(Part):
         with self._database.write(durable=True) as connection:
             note(connection, who, decisions.UPDATE_ENDED, detail, time.time() if now is None else now)
 
-    def history(self, *, limit: int = 50) -> list[JSON]:
-        """Return the newest `limit` state changes of policies, newest first."""
+    def history(self, *, limit: int | None = 50, policy: str | None = None) -> list[JSON]:
+        """Return the newest `limit` state changes of policies, or those of one policy, newest first."""
         with self._database.read() as connection:
             table = tables.promotions
             columns = [column for column in table.c if column.name not in tables.SCOPE]
-            rows = connection.execute(select(*columns).order_by(table.c.id.desc()).limit(limit))
+            its = [] if policy is None else [table.c.policy == policy]
+            rows = connection.execute(select(*columns).where(*its).order_by(table.c.id.desc()).limit(limit))
             return [dict(row) for row in rows.mappings()]
 
     # route

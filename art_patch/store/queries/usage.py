@@ -17,8 +17,10 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger.decisions import UPDATE_ENDED
 from art_patch.store.ledger.route import route_of
+from art_patch.store.queries.loading import rows_in
 from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
+from art_patch.store.schema.codec import RUN_KEY
 from art_patch.types import COPIES, RunValue, Served, Usage
 
 _C, _T, _S = tables.calls.c, tables.trajectories.c, tables.scores.c
@@ -51,8 +53,49 @@ class GroupStats:
     all_runs: int  # number of all runs of the app, with or without a group
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a policy learned from, as the store still knows it, and what it has answered since."""
+
+    groups: tuple[str, ...]  # ids of the groups that it was trained on, erased ones too
+    groups_there: int  # number of these that the store still holds
+    runs: tuple[str, ...]  # ids of the runs with answers that it was trained on
+    alone: int  # number of runs in no group that it was trained on, such as corrected ones
+    judges: tuple[tuple[str, str | None], ...]  # model and rubric of the judges that scored these groups
+    answered: int  # number of the app's calls that it has answered
+    copies: int  # number of copies that it has answered in the background, or to make siblings
+
+
 class Reports(Part):
-    """Counts for `art-patch report` and `art-patch groups`."""
+    """Counts for `art-patch report`, `art-patch groups` and `art-patch policies show`."""
+
+    def learned(self, policy: str) -> Learned:
+        """Return from which groups and runs a policy learned, and how many calls it has answered."""
+        trained, rows, s = tables.trainings.c, tables.trained_rows.c, tables.scores.c
+        with self._database.read() as connection:
+            keys = connection.scalars(select(trained.group_id).where(trained.policy == policy)).all()
+            groups = sorted(key for key in keys if not key.startswith(RUN_KEY))
+            its = frozenset(groups)
+            there = sum(1 for _ in rows_in(connection, select(tables.groups.c.id), tables.groups.c.id, groups))
+            runs = connection.scalars(select(rows.trajectory_id).where(rows.policy == policy).distinct()).all()
+            # By run, because the table of scores has no index of groups.
+            of_runs = select(s.judge, s.rubric, s.group_id).where(s.judge.is_not(None)).distinct()
+            judges = {
+                (judge, rubric)
+                for judge, rubric, group in rows_in(connection, of_runs, s.trajectory_id, sorted(runs))
+                if group in its
+            }
+            counts = select(func.count().filter(_C.shadow_of.is_(None)), func.count(_C.shadow_of))
+            answered, copies = connection.execute(counts.where(_C.policy == policy)).one()
+        return Learned(
+            groups=tuple(groups),
+            groups_there=there,
+            runs=tuple(sorted(runs)),
+            alone=len(keys) - len(groups),
+            judges=tuple(sorted(judges, key=lambda each: (each[0], each[1] or ""))),
+            answered=answered,
+            copies=copies,
+        )
 
     def usage(self, *, since: float, until: float) -> Usage:
         """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""

@@ -138,7 +138,10 @@ def rest(ids: bytes) -> bytes:
     return ids[len(ids) // _BYTES * _BYTES :]
 
 
+RUN_KEY = "run:"  # beginning of the keys that `run_key` makes
+
+
 def run_key(trajectory_id: str) -> str:
     """Return the key in the table `trainings` for a run that a policy was trained on without a group."""
     # A hash, because this row outlives the run, and an id that the app chose may hold personal data.
-    return "run:" + blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return RUN_KEY + blake2b(trajectory_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -38,7 +38,7 @@ from art_patch.training.losses.loss_config import LossConfig, weights_of_kinds
 from art_patch.types import JSON
 
 JOB = "job.safetensors"
-_FORMAT = 8  # raised when older files can no longer be read
+_FORMAT = 9  # raised when older files can no longer be read
 _FACTS = "art_patch"  # the JSON object's key in the header
 
 Arrays = Mapping[str, np.typing.NDArray[Any]]
@@ -102,6 +102,8 @@ class TrainJob:
     others: tuple[str, ...] = ()  # ids of trajectories that are in no group but from which some of the rows were made
     mean_reward: float | None = None  # of all scored trajectories, for progress lines; `None` if none was scored
     metrics: JSON = field(default_factory=dict[str, Any])  # counts for people: what it was made from, and left out
+    # Entries of the policy's manifest: parent, judges, and keyed digests of the groups. No ids and no texts.
+    lineage: JSON = field(default_factory=dict[str, Any])
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -243,7 +245,7 @@ def _group_records(groups: Iterable[TrainGroup]) -> list[JSON]:
     ]
 
 
-_PLAIN = ("base", "base_sha256", "mean_reward", "metrics")  # fields of a job that the file holds as they are
+_PLAIN = ("base", "base_sha256", "mean_reward", "metrics", "lineage")  # fields of a job that the file holds as they are
 # fp64, as Python's floats are: a job that is read must equal the job that was written.
 _DTYPES = {"ids_T": np.int64, "sampled_T": np.bool_, "logprobs_T": np.float64, "temperature_T": np.float64}
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from art_patch._lib.version import __version__
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import ENTRY, MANIFEST, Probe, publish_adapter, read_json, unpublished
 from art_patch.training.config import TrainConfig
@@ -178,6 +179,7 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
         extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
+        extra |= {**job.lineage, "art_patch": __version__, "made_at": time.time()}
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
 
 
