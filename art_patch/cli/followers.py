@@ -1,4 +1,4 @@
-"""Tells how many app processes follow a change of the route, and waits for them."""
+"""Tells what a change of the route brings: how many app processes follow, and whether users liked the policy less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import store
+from art_patch import store, types
 from art_patch._lib.option import Option
 from art_patch.cli import output
 from art_patch.settings import Settings
@@ -29,6 +29,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class DryRun:
+    """The option of the same commands that changes nothing."""
+
+    dry_run: Annotated[bool, Option("Only say what would change, or why it is refused.")] = False
+
+    @property
+    def head(self) -> str:
+        """How the command's answer begins."""
+        return "dry run, nothing is changed: " if self.dry_run else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Followers:
     """App processes that have reported within the last minute and a half, by whether they follow the present route."""
 
@@ -36,14 +48,15 @@ class Followers:
     others: tuple[str, ...]
     poll_s: float  # apps read the route so often
     waited: bool
+    dry_run: bool  # nothing was changed
 
-    def words(self, *, would: bool = False) -> str:
-        """Say how many there are; `would`: nothing was changed."""
+    def words(self) -> str:
+        """Say how many there are."""
         count = len(self.follow) + len(self.others)
         named = output.counted(count, "app process", "app processes")
         if not count:
             return "no app process runs at present"
-        if would:
+        if self.dry_run:
             return f"{named} would follow"
         verb = "follows" if count == 1 else "follow"
         if not self.waited:
@@ -54,7 +67,7 @@ class Followers:
     def facts(self) -> dict[str, Any]:
         """Return the fields of the command's answer as JSON."""
         waited = {"followed": list(self.follow), "not_followed": list(self.others)} if self.waited else {}
-        return {"apps": len(self.follow) + len(self.others)} | waited
+        return {"apps": len(self.follow) + len(self.others), "dry_run": self.dry_run} | waited
 
     def end(self) -> None:
         """End the command with exit code 1 if it waited for apps in vain."""
@@ -62,8 +75,9 @@ class Followers:
             raise typer.Exit(1)
 
 
-def followed(opened: store.Store, settings: Settings, *, wait: bool) -> Followers:
+def followed(opened: store.Store, settings: Settings, *, wait: Wait, dry: DryRun) -> Followers:
     """Look which app processes follow the present route; `wait` for all of them, for `WAIT_S` at most."""
+    waits = wait.wait and not dry.dry_run
     until = time.monotonic() + WAIT_S
     since = time.time() - SEEN_S
     while True:
@@ -74,6 +88,28 @@ def followed(opened: store.Store, settings: Settings, *, wait: bool) -> Follower
         for app in opened.read.apps(since=since):
             does = all(app.facts.get(name) == value for name, value in wanted.items())
             (follow if does else others).append(app.id)
-        if not (wait and others) or time.monotonic() > until:
-            return Followers(tuple(follow), tuple(others), settings.poll_interval_s, wait)
+        if not (waits and others) or time.monotonic() > until:
+            return Followers(tuple(follow), tuple(others), settings.poll_interval_s, waits, dry.dry_run)
         time.sleep(_LOOK_EVERY_S)
+
+
+def own_rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
+    """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
+    now = time.time()
+    runs = opened.reports.usage(since=now - store.CONTROL_S, until=now).runs
+    found = dict[str, dict[str, float]]()
+    for name in names:
+        own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
+        its = [run.reward for run in own if run.reward is not None]
+        if its:
+            found[name] = {"reward": sum(its) / len(its), "runs": len(its)}
+    return found
+
+
+def warn_if_worse(rewards: dict[str, dict[str, float]], before: str, target: str) -> None:
+    """Say so if users and the app gave the runs of `target` lower rewards than those of `before`."""
+    if before in rewards and target in rewards and rewards[target]["reward"] < rewards[before]["reward"]:
+        counts = {name: output.counted(int(rewards[name]["runs"]), "run", "runs") for name in (target, before)}
+        each = [f"{name} {rewards[name]['reward']:.3f} in {count}" for name, count in counts.items()]
+        careful = f"careful: by the app's own rewards that is worse: {' against '.join(each)}"
+        output.stderr().print(careful, soft_wrap=True)

@@ -252,7 +252,7 @@ def _act_on_watch(
     ended = promotion.end_test(
         store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
     )
-    return "rejected" if ended.state == "rejected" else "learns", verdict.reason
+    return "learns" if ended.state == "learner" else "rejected", verdict.reason
 
 
 def watch(

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Literal
 
 from art_patch import store
 from art_patch.errors import AdapterRejected, EngineError, NotFound, TransitionError
 from art_patch.serving import EngineClient
-from art_patch.types import CHALLENGERS, JSON, UPSTREAM_ARM, Policy
+from art_patch.types import CHALLENGERS, JSON, UPSTREAM_ARM, Policy, PolicyState, check_move
 
 # Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
@@ -63,8 +64,11 @@ def promote(
 
     While upstream is the champion, a policy may be made the learner in the same way. A policy that becomes champion in
     upstream's place begins with a control group.
+
+    A retired policy does not become champion in this way (`TransitionError`): it is tested again, or gone back to.
     """
-    _prove(ledger, engine, name)
+    check_promotion(ledger, name, state)
+    ensure_loaded(engine, name)
     if state == "champion" and ledger.champion() is None:
         ledger.begin_control_group(CONTROL_PERCENT, who=who, now=now)
     policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, now=now)
@@ -72,6 +76,18 @@ def promote(
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):
             engine.unload(old)
+    return policy
+
+
+def check_promotion(ledger: store.Ledger, name: str, state: PolicyState) -> Policy:
+    """Return the policy; raise `NotFound`, or `TransitionError` if it may not become `state` by a promotion."""
+    if (policy := ledger.policy(name)) is None:
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    # Better policies may have come after it, and what users ask may have changed since it served.
+    if policy.state == "retired" and state == "champion":
+        back = f", or go back to it: `art-patch rollback --to {name}`" if name in ledger.champions() else ""
+        raise TransitionError(f"{name} is retired; test it again: `art-patch promote {name} --canary 5`{back}")
+    check_move(name, policy.state, state)
     return policy
 
 
@@ -83,7 +99,8 @@ def challenge(
 
     `EngineError` if it cannot be served, and nothing has changed; `ConfigError` if `percent` does not fit the state.
     """
-    _prove(ledger, engine, name)
+    check_promotion(ledger, name, state)
+    ensure_loaded(engine, name)
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
 
 
@@ -98,7 +115,7 @@ def change_share(ledger: store.Ledger, name: str, percent: float, *, who: str, r
 def give_up(
     ledger: store.Ledger, engine: EngineClient | None, *, who: str, reason: str, metrics: JSON | None = None
 ) -> str | None:
-    """Reject the policy under test, so that the champion answers all sessions; return its name, `None` without one."""
+    """End the test that is running, so that the champion answers all sessions; return whose, `None` without one."""
     if (challenger := ledger.challenger()) is None:
         return None
     end_test(ledger, engine, challenger.name, who=who, reason=reason, metrics=metrics)
@@ -111,7 +128,7 @@ def end_test(
 ) -> Policy:  # fmt: skip
     """End a policy's test without a promotion as `Ledger.end_test`, and unload what no longer serves."""
     ended = ledger.end_test(name, who=who, reason=reason, metrics=metrics, now=now)
-    if ended.state == "rejected":
+    if ended.state != "learner":
         _unload(ledger, engine, name)
     return ended
 
@@ -178,23 +195,10 @@ def rollback_target(ledger: store.Ledger, to: str | None = None) -> str:
     return to
 
 
-def _prove(ledger: store.Ledger, engine: EngineClient, name: str) -> None:
-    if ledger.policy(name) is None:
-        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
-    ensure_loaded(engine, name)
-
-
 def _before(ledger: store.Ledger) -> list[str]:
     """Return the earlier champions that can be rolled back to, in order. A name may come twice."""
-    gone = {policy.name for policy in ledger.policies() if policy.state == "rejected"}
-    stack: list[str] = []
-    for name in (name for name in ledger.champions() if name not in gone):
-        # A move back to the champion before is a rollback: the champion that it left is no longer an earlier one.
-        if stack[-2:-1] == [name]:
-            stack.pop()
-        elif stack[-1:] != [name]:  # else it serves again after nobody did: it is not its own predecessor
-            stack.append(name)
-    return stack[:-1]
+    champions = [name for name in ledger.answered() if name is not None]
+    return [name for name, after in pairwise(champions) if name != after]
 
 
 def wanted(ledger: store.Ledger) -> list[str]:

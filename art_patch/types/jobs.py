@@ -5,9 +5,9 @@ The states of a policy and the allowed changes between them (moves) are one tabl
 ::
 
     (new) -> candidate -> shadow -> canary -> champion <-> retired -> rejected
-                 |           |       |  ^
-                 |           |       +--+ another share of the sessions
-                 +-----------+-------+--> rejected
+                 |           |       |  ^                     |
+                 |           |       +--+ another share       +--> shadow or canary: tested once more,
+                 +-----------+-------+--> rejected                 and retired again if it does not win
 
 Beside upstream (the provider answers, and there is no champion)::
 
@@ -138,11 +138,11 @@ MOVES: dict[PolicyState | None, tuple[PolicyState, ...]] = {
     None: ("candidate", "champion"),  # straight to champion only for step 0, the base model
     "candidate": ("learner", "shadow", "canary", "champion", "rejected"),
     "learner": ("canary", "champion", "retired", "rejected"),
-    "shadow": ("canary", "champion", "rejected"),
+    "shadow": ("canary", "champion", "retired", "rejected"),  # to retired: it was retired before the test
     # To itself: with another share of the sessions. To learner: upstream goes on to answer all.
-    "canary": ("canary", "learner", "champion", "rejected"),
+    "canary": ("canary", "learner", "champion", "retired", "rejected"),
     "champion": ("retired", "learner"),  # to learner: upstream answers again
-    "retired": ("champion", "learner", "rejected"),  # to champion: a rollback
+    "retired": ("champion", "learner", "shadow", "canary", "rejected"),  # to champion: a rollback
     "rejected": (),
 }
 

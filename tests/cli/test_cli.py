@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,9 +173,22 @@ def test_modes_reach_running_apps(arguments: list[str], mode: str | None, percen
     art_patch("mode", "canary", "--percent", "50", home=tmp_path)  # what was set before is gone altogether
     result = art_patch("mode", *arguments, "--json", home=tmp_path)
     said = {"project": "default", "mode": arguments[0], "canary_percent": percent, "control_percent": 0, "apps": 0}
-    assert json.loads(result.stdout) == said
+    assert json.loads(result.stdout) == said | {"dry_run": False}
     route = read_route(f"sqlite:///{tmp_path}/default/store.db")
     assert (route.mode, route.canary_percent) == (mode, percent)
+
+
+def test_a_dry_run_of_a_mode_changes_nothing(tmp_path: Path):
+    with closing(open_store(url := f"sqlite:///{tmp_path}/default/store.db")) as store:
+        store.ledger.set_mode("record", who="test")
+    would = art_patch("mode", "off", "--control", "7", "--dry-run", home=tmp_path)
+    assert (would.returncode, would.stdout) == (
+        0,
+        "dry run, nothing is changed: mode of default: off; 7 % of the sessions stay with upstream; "
+        "no app process runs at present\n",
+    )
+    assert (read_route(url).mode, read_route(url).control_percent) == ("record", 0.0)
+    says(art_patch("mode", "of", "--dry-run", home=tmp_path), 2, "not one of")
 
 
 def test_modes_are_shown(tmp_path: Path):
@@ -231,7 +245,7 @@ def test_no_judge_is_said_and_nothing_lost(served: Path):
 def test_no_engine_is_said(ended: Path):
     record_a_call(ended)
     says(art_patch("retrain", "--judge", "openai/x", home=ended), 6, "art-patch serve")
-    says(art_patch("promote", "agent@0", home=ended), 6, "art-patch serve")
+    says(art_patch("promote", "agent@0", home=ended), 14, "already champion")
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")

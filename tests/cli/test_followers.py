@@ -75,10 +75,10 @@ def test_who_does_not_follow_is_named(home: Path, monkeypatch: pytest.MonkeyPatc
             AppReport("web:3", now - 2 * followers.SEEN_S, {"mode": "route"}),
         ])  # fmt: skip
         store.ledger.set_mode("record", who="test")
-        found = followers.followed(store, settings, wait=True)
+        found = followers.followed(store, settings, wait=followers.Wait(True), dry=followers.DryRun())
     assert (found.follow, found.others) == (("web:1",), ("web:2",))
     assert found.words() == "1 of 2 app processes follow; not yet, or gone: web:2"
-    assert found.facts() == {"apps": 2, "followed": ["web:1"], "not_followed": ["web:2"]}
+    assert found.facts() == {"apps": 2, "dry_run": False, "followed": ["web:1"], "not_followed": ["web:2"]}
     with pytest.raises(followers.typer.Exit) as ended:
         found.end()
     assert ended.value.exit_code == 1

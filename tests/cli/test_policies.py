@@ -77,7 +77,9 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
         "policy": "agent@1",
         "state": "canary",
         "percent": 5.0,
+        "rewards": {},
         "apps": 0,
+        "dry_run": False,
     }
     says(art_patch("promote", "agent@2", "--shadow", home=home), 14, "agent@1 is canary already", "rollback")
     assert states(home) == {"agent@0": ("champion", 95.0), "agent@1": ("canary", 5.0), "agent@2": ("candidate", None)}
@@ -91,8 +93,11 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     assert shown[2].rstrip().endswith("  5 %")
     (line,) = [line for line in art_patch("status", home=home).stdout.splitlines() if line.startswith("challenger")]
     assert "agent@1 canary, 5 % of sessions, for " in line
-    wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0, "apps": 0}
-    assert said(home, "promote", "agent@1", "--canary", "20", "--reason", "looks good") == wider
+    wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0, "rewards": {}, "apps": 0}
+    widened = ("promote", "agent@1", "--canary", "20", "--reason", "looks good")
+    assert said(home, *widened, "--dry-run") == wider | {"dry_run": True}
+    assert states(home)["agent@1"] == ("canary", 5.0)
+    assert said(home, *widened) == wider | {"dry_run": False}
     would = art_patch("rollback", "--dry-run", home=home).stdout
     assert would == (
         "dry run, nothing is changed: agent@1 is rejected; agent@0 answers every session; "
@@ -148,6 +153,40 @@ def test_a_shadow_becomes_champion_and_rollback_goes_back(home: Path):
     says(art_patch("rollback", home=home), 19, "no earlier champion", "art-patch history")
 
 
+def test_what_was_retired_is_tested_again_and_never_serves_untested(home: Path):
+    store = store_of(home)
+    for step, right in (("1", 0.25), ("2", 0.75)):
+        store.ledger.move(f"agent@{step}", "champion", who="test", reason="won")
+        write(store, step, time.time(), f"agent@{step}", "plums?", "5 cents")
+        store.write([Score(f"s{step}", f"t-{step}", "reward", right, "code", time.time())])
+    store.close()
+    for dry in ([], ["--dry-run"]):
+        refused = art_patch("promote", "agent@1", *dry, home=home)
+        says(refused, 14, "test it again: `art-patch promote agent@1 --canary 5`", "`art-patch rollback --to agent@1`")
+    would = art_patch("promote", "agent@1", "--canary", "5", "--dry-run", home=home).stdout
+    assert would.startswith("dry run, nothing is changed: agent@1 answers 5 % of the sessions, agent@2 all others; ")
+    assert states(home)["agent@1"] == ("retired", None)
+    assert said(home, "promote", "agent@1", "--canary", "5")["state"] == "canary"
+    worse = art_patch("promote", "agent@1", "--dry-run", home=home)  # by hand, out of its test
+    assert worse.stdout.startswith("dry run, nothing is changed: agent@1 serves; ")
+    assert "worse: agent@1 0.250 in 1 run against agent@2 0.750 in 1 run" in worse.stderr
+    ended = "agent@1 is retired; agent@2 answers every session; no app process runs at present\n"
+    assert art_patch("rollback", "--dry-run", home=home).stdout == f"dry run, nothing is changed: {ended}"
+    assert art_patch("rollback", home=home).stdout == ended
+    assert states(home)["agent@1"] == ("retired", None)
+    assert went_back(home, "--to", "agent@1") == ("agent@1", None)
+
+
+def test_an_unknown_policy_is_refused_before_an_engine_is_asked_for(home: Path):
+    store = store_of(home)
+    store.ledger.set_engine(None, who="test")
+    store.close()
+    for command in (["promote", "agent@9"], ["promote", "agent@9", "--canary", "5", "--dry-run"]):
+        says(art_patch(*command, home=home), 19, "agent@9", "art-patch policies")
+    says(art_patch("reject", "agent@9", "--reason", "x", "--dry-run", home=home), 19, "agent@9")
+    says(art_patch("reject", "agent@0", "--reason", "x", "--dry-run", home=home), 14, "is champion")
+
+
 def test_rollback_needs_no_engine_and_a_test_does(home: Path):
     store = store_of(home)
     store.ledger.set_engine(None, who="test")
@@ -164,8 +203,12 @@ def test_what_is_rejected_for_good_is_unloaded_and_nobody_goes_back_to_it(home: 
     store = store_of(home)
     store.ledger.move("agent@2", "champion", who="test", reason="won")
     says(art_patch("reject", "agent@2", "--reason", "leaks", home=home), 14, "is champion", "art-patch rollback")
+    would = art_patch("reject", "agent@1", "--reason", "leaks", "--dry-run", home=home).stdout
+    assert would.startswith("dry run, nothing is changed: agent@1 is rejected for good, was retired; agent@2 serves; ")
+    assert states(home)["agent@1"] == ("retired", None)
     told = said(home, "reject", "agent@1", "--reason", "leaks")
-    assert told == {"champion": "agent@2", "rejected": "agent@1", "was": "retired", "unloaded": True, "apps": 0}
+    its = {"champion": "agent@2", "rejected": "agent@1", "was": "retired", "unloaded": True}
+    assert told == its | {"apps": 0, "dry_run": False}
     (last,) = store.ledger.history(limit=1)
     assert (last["policy"], last["to_state"], last["reason"]) == ("agent@1", "rejected", "leaks")
     assert last["who"].endswith("(art-patch reject)")

@@ -41,6 +41,21 @@ def test_a_challenger_is_proven_before_the_route_names_it(store: Store):
         challenge(store.ledger, engine, "agent@9", state="shadow", who="me", reason="try")
 
 
+def test_what_is_retired_serves_by_a_test_or_a_rollback_alone(store: Store):
+    engine = Engine()
+    promote(store.ledger, engine, "agent@1", who="me", reason="won")
+    promote(store.ledger, engine, "agent@2", who="me", reason="won")
+    with pytest.raises(TransitionError, match=r"agent@1 --canary 5.*rollback --to agent@1"):
+        promote(store.ledger, engine, "agent@1", who="me", reason="by hand")
+    challenge(store.ledger, engine, "agent@1", state="canary", percent=5, who="me", reason="again")
+    promote(store.ledger, engine, "agent@1", who="me", reason="won again")
+    assert rollback(store.ledger, engine, who="me", reason="back").name == "agent@2"
+    store.ledger.move("agent@2", "learner", who="me", reason="worse than upstream")
+    store.ledger.move("agent@2", "retired", who="me", reason="no more")
+    with pytest.raises(TransitionError, match="agent@2 is retired"):
+        promote(store.ledger, engine, "agent@2", who="me", reason="by hand")
+
+
 def test_a_challenger_stays_loaded_until_its_test_ends(store: Store):
     engine = Engine()
     challenge(store.ledger, engine, "agent@1", state="shadow", who="me", reason="try")
@@ -61,7 +76,7 @@ def test_who_takes_upstreams_place_begins_with_a_control_group(store: Store):
     assert store.ledger.route().control_percent == 5.0
     store.ledger.set_control_group(0, who="me")
     store.ledger.move("agent@2", "learner", who="me", reason="worse than upstream")
-    promote(store.ledger, Engine(), "agent@1", who="me", reason="by hand")
+    promote(store.ledger, Engine(), "agent@3", who="me", reason="by hand")
     assert store.ledger.route().control_percent == 0.0
 
 
@@ -160,6 +175,8 @@ def follow(store: Store, *steps: int | str) -> list[str]:
     for step in steps:
         if step == "back":
             served.append(rollback(store.ledger, None, who="me", reason="worse").name)
+        elif (policy := store.ledger.policy(f"agent@{step}")) is not None and policy.state == "retired":
+            served.append(rollback(store.ledger, None, to=policy.name, who="me", reason="better").name)
         else:
             served.append(promote(store.ledger, Engine(), f"agent@{step}", who="me", reason="better").name)
     return served
@@ -170,7 +187,7 @@ def follow(store: Store, *steps: int | str) -> list[str]:
     [
         ((1, "back", 2, "back"), (1, 0, 2, 0)),  # not to 1, which was gone back from
         ((1, 2, "back", "back"), (1, 2, 1, 0)),
-        ((1, 2, 0, "back", "back", "back"), (1, 2, 0, 2, 1, 0)),  # the base, promoted by hand
+        ((1, 2, 0, "back", "back", "back"), (1, 2, 0, 2, 1, 0)),  # the base, which was gone back to by name
         ((1, 2, "back", 3, "back", "back"), (1, 2, 1, 3, 1, 0)),
     ],
 )

@@ -169,6 +169,29 @@ def test_a_route_of_an_older_release_is_read_and_kept(place: Store, url: str, ex
     assert (found.challenger, found.base_url, found.engine_since) == ("agent@1", old["base_url"], 4.0)
 
 
+@pytest.mark.parametrize("state", ["shadow", "canary"])
+@pytest.mark.parametrize("end", ["lost", "overtaken", "rejected"])
+def test_what_was_retired_may_be_tested_again(place: Store, execute: Execute, state: Any, end: str):
+    """It keeps what it learned, and stays one that can be gone back to, unless it is rejected by name."""
+    keep_groups(place, "a")
+    place.ledger.add_candidate(policy(4), trained_on=["a"], who="test")
+    for name in ("agent@4", "agent@1"):
+        place.ledger.move(name, "champion", who="me", reason="won")
+    place.ledger.move("agent@4", state, who="me", reason="again", percent=5.0 if state == "canary" else None)
+    assert place.ledger.after_test("agent@4") == "retired"
+    if end == "lost":
+        assert place.ledger.end_test("agent@4", who="me", reason="no better").state == "retired"
+    elif end == "overtaken":
+        place.ledger.move("agent@0", "champion", who="me", reason="rolled back")
+    else:
+        place.ledger.move("agent@4", "rejected", who="me", reason="leaks")
+    found = place.ledger.policy("agent@4")
+    assert found is not None and found.state == ("rejected" if end == "rejected" else "retired")
+    assert [row[:3] for row in groups_of(execute)] == [("a", "trained", "agent@4")]
+    assert place.ledger.route().challenger is None
+    assert place.verify() == []
+
+
 def test_what_is_retired_may_be_rejected_for_good(place: Store):
     place.ledger.move("agent@1", "champion", who="me", reason="won")
     place.ledger.move("agent@0", "rejected", who="me", reason="leaks")

@@ -31,7 +31,7 @@ def test_what_is_not_in_the_table_is_refused(before: PolicyState | None, after: 
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("shadow", "retired", "agent@1 is shadow and cannot become retired; it may only become canary, champion or re"),
+        ("shadow", "learner", "agent@1 is shadow and cannot become learner; it may only become"),
         (
             "champion",
             "rejected",

@@ -13,7 +13,7 @@ import typer
 
 from art_patch import pipeline, promotion, serving, store, types
 from art_patch.cli import output
-from art_patch.cli.followers import Wait, followed
+from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
@@ -28,6 +28,7 @@ def promote(
     policy: Annotated[str, POLICY],
     project: ActingProject,
     wait: Wait,
+    dry: DryRun,
     canary: Annotated[
         float | None,
         Option(
@@ -43,7 +44,8 @@ def promote(
     """Make a policy the champion, or test it beside the champion, without the gate.
 
     The engine must be up: it loads and checks the policy first. Only changing the share of a canary needs no engine.
-    One policy is tested at a time; `art-patch rollback` ends the test and rejects that policy.
+    One policy is tested at a time; `art-patch rollback` ends the test and rejects that policy. A retired policy may be
+    tested again; to make one serve without a test, go back to it with `art-patch rollback --to`.
     """
     if shadow and canary is not None:
         raise ConfigError("--canary and --shadow exclude each other; a shadow can become a canary later")
@@ -51,41 +53,48 @@ def promote(
         raise ConfigError(f"--canary {canary:g} is no share of the sessions; give a percentage above 0 and up to 100")
     with project.opened() as (settings, opened):
         ledger, who = opened.ledger, project.actor("promote")
-        tested, present = shadow or canary is not None, ledger.policy(policy)
-        is_canary = present is not None and present.state == "canary"
+        state = "shadow" if shadow else "champion" if canary is None else "canary"
+        tested, before = state != "champion", ledger.route()
+        is_canary = canary is not None and (before.challenger, before.challenger_state) == (policy, "canary")
+        if not is_canary:
+            promotion.check_promotion(ledger, policy, state)
         by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
         why = reason or f"{by_hand} by hand"
-        if canary is not None and is_canary:
+        if is_canary and canary is not None:
             # The engine serves a canary already; only its share in the route changes.
-            promotion.change_share(ledger, policy, canary, who=who, reason=why)
+            if not dry.dry_run:
+                promotion.change_share(ledger, policy, canary, who=who, reason=why)
         elif (engine := find_engine(settings, ledger)) is None:
             raise EngineError(
                 "no engine is running, so the policy cannot be proven; start `art-patch serve` and try again"
             )
-        elif tested:
-            state = "shadow" if shadow else "canary"
+        elif dry.dry_run:
+            pass  # whether the engine can serve it, only loading it shows
+        elif state != "champion":
             promotion.challenge(ledger, engine, policy, state=state, percent=canary, who=who, reason=why)
         else:
             promotion.promote(ledger, engine, policy, who=who, reason=why)
-        route, following = ledger.route(), followed(opened, settings, wait=wait.wait)
-    state = route.challenger_state if route.challenger == policy else "champion"
-    percent = route.challenger_percent if state == "canary" else None
-    facts = {"champion": route.champion, "policy": policy, "state": state, "percent": percent}
+        route, following = ledger.route(), followed(opened, settings, wait=wait, dry=dry)
+        champion, rival = policy if state == "champion" else route.champion, before.champion or types.UPSTREAM_ARM
+        rewards = {} if tested else own_rewards(opened, rival, policy)
+    facts = {"champion": champion, "policy": policy, "state": state, "percent": canary, "rewards": rewards}
     if project.answered(facts | following.facts()):
         return following.end()
-    rival = route.champion or "upstream"
     share = route.control_percent
     stay = f", but for {share:g} % of the sessions (`art-patch mode --control`)" if share else ""
     said = {
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
-        "canary": f"[b]{policy}[/] answers {percent or 0:g} % of the sessions, {rival} all others",
-    }.get(state or "", f"[b]{policy}[/] serves{stay}")
-    output.stdout().print(f"{said}; {following.words()}", soft_wrap=True)
+        "canary": f"[b]{policy}[/] answers {canary or 0:g} % of the sessions, {rival} all others",
+    }.get(state, f"[b]{policy}[/] serves{stay}")
+    output.stdout().print(f"{dry.head}{said}; {following.words()}", soft_wrap=True)
+    warn_if_worse(rewards, rival, policy)
     following.end()
 
 
 @command
-def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], project: ActingProject, wait: Wait) -> None:
+def reject(
+    policy: Annotated[str, POLICY], reason: Annotated[str, REASON], project: ActingProject, wait: Wait, dry: DryRun
+) -> None:
     """Reject a policy for good. It never serves again; if it is being tested, the test ends.
 
     It also works while the engine is down; a running engine unloads the policy. The champion cannot be rejected: run
@@ -95,18 +104,20 @@ def reject(policy: Annotated[str, POLICY], reason: Annotated[str, REASON], proje
     """
     with project.opened() as (settings, opened):
         ledger = opened.ledger
-        present = ledger.policy(policy)
-        # Before the engine is asked, for the same reason as in a rollback.
-        promotion.reject(ledger, None, policy, who=project.actor("reject"), reason=reason)
-        unloaded = policy not in promotion.wanted(ledger) and unload(settings, ledger, policy)
-        route, following = ledger.route(), followed(opened, settings, wait=wait.wait)
-    was = present.state if present else None
+        was, unloaded = promotion.check_promotion(ledger, policy, "rejected").state, False
+        if not dry.dry_run:
+            # Before the engine is asked, for the same reason as in a rollback.
+            promotion.reject(ledger, None, policy, who=project.actor("reject"), reason=reason)
+            unloaded = policy not in promotion.wanted(ledger) and unload(settings, ledger, policy)
+        route, following = ledger.route(), followed(opened, settings, wait=wait, dry=dry)
     facts = {"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}
     if project.answered(facts | following.facts()):
         return following.end()
     rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
+    if dry.dry_run:
+        rest = "a running engine unloads it"
     output.stdout().print(
-        f"{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}; "
+        f"{dry.head}{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}; "
         f"{following.words()}",
         soft_wrap=True,
     )

@@ -15,7 +15,7 @@ from art_patch import doctor as examinations
 from art_patch import pipeline, promotion, rewards, serving, store, trackers, types
 from art_patch._lib.version import __version__
 from art_patch.cli import output
-from art_patch.cli.followers import Wait, followed
+from art_patch.cli.followers import DryRun, Wait, followed
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
 from art_patch.errors import ConfigError, EngineError
@@ -89,6 +89,7 @@ def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> d
 def mode(
     project: ActingProject,
     wait: Wait,
+    dry: DryRun,
     value: Annotated[
         str | None, typer.Argument(help="off, record, shadow, canary, route, or auto: each app's own setting.")
     ] = None,
@@ -117,22 +118,22 @@ def mode(
     # `None` deletes the mode from the store, so that each app's own setting counts again.
     chosen = None if value == "auto" else cast("types.Mode", value)
     with project.opened() as (settings, opened):
-        if value is not None:
+        if value is not None and not dry.dry_run:
             opened.ledger.set_mode(chosen, canary_percent=percent, who=project.actor("mode"))
-        if control is not None:
+        if control is not None and not dry.dry_run:
             opened.ledger.set_control_group(control, who=project.actor("mode"))
-        route, following = opened.ledger.route(), followed(opened, settings, wait=wait.wait)
+        route, following = opened.ledger.route(), followed(opened, settings, wait=wait, dry=dry)
     facts = {
         "project": settings.project,
         "mode": value or route.mode or "auto",
         "canary_percent": percent,
-        "control_percent": route.control_percent,
+        "control_percent": route.control_percent if control is None else control,
     } | following.facts()
     if not project.answered(facts):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
-        if route.control_percent:
-            share += f"; {route.control_percent:g} % of the sessions stay with upstream"
-        said = f"mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
+        if facts["control_percent"]:
+            share += f"; {facts['control_percent']:g} % of the sessions stay with upstream"
+        said = f"{dry.head}mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
         output.stdout().print(said, soft_wrap=True)
     following.end()
 

@@ -90,6 +90,25 @@ def challenger_of(connection: Connection) -> Policy | None:
     return next(iter(policies_where(connection, _P.state.in_(CHALLENGERS))), None)
 
 
+def answered(connection: Connection) -> tuple[str | None, ...]:
+    """Return who answered one after the other, as `Ledger.answered`."""
+    moves = tables.promotions.c
+    gone = set(connection.scalars(select(_P.name).where(_P.state == "rejected")))
+    turns = select(moves.policy, moves.from_state, moves.to_state).where(moves.to_state.in_(("champion", "learner")))
+    stack: list[str | None] = []
+    for name, before, state in connection.execute(turns.order_by(moves.id)):
+        answers = None if state == "learner" else name
+        if answers in gone:
+            continue
+        # One goes back to a champion without a test. Who has won a test follows the one whom it was tested against.
+        goes_back = answers is not None and before not in CHALLENGERS and stack[-1:] != [None]
+        if goes_back and stack[-2:-1] == [answers]:
+            stack.pop()
+        elif stack[-1:] != [answers]:  # else it serves again after nobody did: it is not its own predecessor
+            stack.append(answers)
+    return tuple(stack)
+
+
 def insert_policy(connection: Connection, policy: Policy, who: str, reason: str) -> None:
     """Store a new policy and the change into its first state; `TransitionError` if it may not begin there."""
     check_move(policy.name, None, policy.state)
@@ -137,10 +156,30 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
             _put(connection, other, "retired", Cause(cause.who, f"replaced by {name}", cause.at))
     # A test beside upstream goes on, whoever learns.
     if "champion" in (state, policy.state) and challenger is not None and challenger.name != name:
-        _put(connection, challenger, "rejected", Cause(cause.who, OVERTAKEN, cause.at))
+        ended = "retired" if _was_retired(connection, challenger.name) else "rejected"
+        _put(connection, challenger, ended, Cause(cause.who, OVERTAKEN, cause.at))
     if state == "rejected" and champion is None and policy.state in ("learner", "canary"):
         _learn_on(connection, policy, cause)
     return moved
+
+
+def after_test(connection: Connection, name: str) -> PolicyState:
+    """Return what a policy under test becomes if it does not win.
+
+    A canary beside upstream learns on, unless another policy learns. A policy that was retired before is retired again:
+    it may still be gone back to. Any other one is rejected.
+    """
+    policy = policy_of(connection, name)
+    leads = champion_of(connection) or learner_of(connection)
+    if policy is not None and policy.state == "canary" and leads is None:
+        return "learner"
+    return "retired" if policy is not None and _was_retired(connection, policy.name) else "rejected"
+
+
+def _was_retired(connection: Connection, name: str) -> bool:
+    moves = tables.promotions.c
+    query = select(moves.id).where(moves.policy == name, moves.to_state == "retired").limit(1)
+    return connection.scalar(query) is not None
 
 
 def _learn_on(connection: Connection, rejected: Policy, cause: Cause) -> None:
@@ -186,8 +225,8 @@ def _put(
     told = replace(cause, metrics={**cause.metrics, **(of_move or {})})
     _note_move(connection, policy.name, policy.state, state, told)
     moved = replace(policy, state=state, metrics=merged)
-    # A retired policy has served, and one that is continued goes on: both keep their groups.
-    if state == "rejected" and policy.state != "retired" and not moved.may_be_continued:
+    # A policy that was retired has served or led, and one that is continued goes on: both keep their groups.
+    if state == "rejected" and not moved.may_be_continued and not _was_retired(connection, policy.name):
         _give_back(connection, policy.name)
     return moved
 

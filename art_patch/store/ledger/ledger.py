@@ -125,21 +125,15 @@ class Ledger(Part):
 
     def replaced_upstream(self, champion: str) -> bool:
         """Return whether upstream was the champion before this one; a rollback to a champion tells nothing new."""
-        table, states = tables.promotions.c, tables.policies.c
+        return self.answered()[-2:] == (None, champion)
+
+    def answered(self) -> tuple[str | None, ...]:
+        """Return who answered one after the other, `None` for upstream; without what rollbacks left, and the rejected.
+
+        The last one answers now, and the one before is who the next rollback goes back to.
+        """
         with self._database.read() as connection:
-            gone = set(connection.scalars(select(states.name).where(states.state == "rejected")))
-            turns = select(table.policy, table.to_state).where(table.to_state.in_(("champion", "learner")))
-            moves = connection.execute(turns.order_by(table.id)).all()
-        stack: list[str | None] = []  # who answered, one after the other; `None`: upstream
-        for name, state in moves:
-            answers = None if state == "learner" else name
-            if answers in gone:
-                continue
-            if answers is not None and stack[-1:] != [None] and stack[-2:-1] == [answers]:
-                stack.pop()
-            elif stack[-1:] != [answers]:
-                stack.append(answers)
-        return stack[-2:] == [None, champion]
+            return decisions.answered(connection)
 
     def challenger(self) -> Policy | None:
         """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
@@ -209,7 +203,7 @@ class Ledger(Part):
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. If the
         champion becomes the learner, or is retired without a successor, calls go upstream. A policy in `shadow` or
         `canary` is the one under test in the route; without a champion, a canary is tested against upstream. If the
-        champion changes during the test, the policy under test is rejected, because the champion it was compared with
+        champion changes during the test, the test ends without a winner, because the champion it was compared with
         no longer serves.
 
         There is one learner, and none while a champion serves: a new one retires the one before. If it is rejected,
@@ -241,16 +235,18 @@ class Ledger(Part):
     def end_test(
         self, name: str, *, who: str, reason: str, metrics: JSON | None = None, now: float | None = None
     ) -> Policy:
-        """Reject the policy under test; a canary beside upstream learns on, unless another policy learns.
+        """End the test of a policy that has not won: it becomes what `after_test` says.
 
         Raises `TransitionError` if it is not under test any more.
         """
         cause = Cause(who, reason, time.time() if now is None else now, metrics or {})
         with self._deciding() as connection:
-            policy = decisions.policy_of(connection, name)
-            leads = decisions.champion_of(connection) or decisions.learner_of(connection)
-            learns_on = policy is not None and policy.state == "canary" and leads is None
-            return decisions.move(connection, name, "learner" if learns_on else "rejected", cause)
+            return decisions.move(connection, name, decisions.after_test(connection, name), cause)
+
+    def after_test(self, name: str) -> PolicyState:
+        """Return what a policy under test would become without winning: `learner`, `retired` or `rejected`."""
+        with self._database.read() as connection:
+            return decisions.after_test(connection, name)
 
     def give_up(self, policy: str) -> None:
         """Continue a rejected candidate no more; its groups are used again, as `move` has it of other candidates.
