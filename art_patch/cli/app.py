@@ -20,6 +20,7 @@ from art_patch.cli import output
 from art_patch.cli.commands import (
     consent,
     cron,
+    cycles,
     files,
     lineage,
     measure,
@@ -107,6 +108,11 @@ _add_group(
 )  # fmt: skip
 
 _add(LEARN, retrain.retrain, retrain.score)
+# `cycles` is a command itself, which lists, and a group.
+_cycles = typer.Typer(name="cycles")
+_cycles.callback(invoke_without_command=True)(cycles.cycles)
+_cycles.command("show")(cycles.show_cycle)
+app.add_typer(_cycles, rich_help_panel=LEARN)
 _add_group(LEARN, "judge", "Measure the judge: test.", test=measure.judge_test)
 _feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=run.serve_feedback)
 _feedback.command("import")(trackers.import_feedback)  # a word of Python's, so it cannot be a keyword above

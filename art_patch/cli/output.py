@@ -136,6 +136,14 @@ def grid(*styles: str, gap: int = 2) -> Table:
     return made
 
 
+def print_below(console: Console, *lines: str) -> None:
+    """Print details below a line of a list: dim, indented where they wrap, too, and without reading markup."""
+    made = grid("", "dim", gap=0)
+    for line in lines:
+        made.add_row("  ", cell(line))
+    console.print(made)
+
+
 class Bars:
     """Shows the progress of a cycle: a bar for each stage, or, if stderr is no terminal, a line when a stage ends."""
 

@@ -86,14 +86,14 @@ def retrain(
         exclusive_cycle(store, adapters.parent, who=who) as held,
         pruning_at_end(held.store, config, progress, who=who, now=now),
     ):
-        limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock)
+        limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock, {}, [began])
         run = Cycle(held.store, judge, config, limit, at, engine, adapters, who, gate_judge=gate_judge)
         # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.
         champion = run.store.ledger.champion()
         name = champion and champion.name
 
         def keep(report: CycleReport) -> CycleReport:
-            write_report(report, adapters.parent, who=who, began_at=at, took_s=clock() - began)
+            write_report(report, adapters.parent, who=who, began_at=at, took_s=clock() - began, stages_s=limit.spent_s)
             return report
 
         try:
@@ -262,8 +262,13 @@ class _TimeLimit(NamedTuple):
     max_minutes: float | None
     began: float
     clock: Callable[[], float]
+    spent_s: dict[str, float]  # by stage: the time up to each of its units, since the unit of any stage before it
+    last: list[float]  # one number: when the newest unit ended
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        now = self.clock()
+        self.spent_s[stage] = self.spent_s.get(stage, 0.0) + now - self.last[0]
+        self.last[0] = now
         self.progress(stage, done, total, note)
         # Not after the last unit: the step has yet to write its metrics, and takes no time any more.
         if stage in _STOPPABLE and done < total:

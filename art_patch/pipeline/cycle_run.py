@@ -129,8 +129,13 @@ class CycleReport:
     metrics: JSON = field(default_factory=dict[str, Any])  # of every step that ran, by the step's name
 
 
-def write_report(report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float) -> Path | None:
+def write_report(
+    report: CycleReport, directory: Path, *, who: str, began_at: float, took_s: float,
+    stages_s: Mapping[str, float] | None = None,
+) -> Path | None:  # fmt: skip
     """Write the report to the project's directory as JSON and Markdown; delete reports beyond the newest `KEPT`.
+
+    `stages_s` are the seconds that the stages took, by the names under which they report their progress.
 
     Returns the JSON file's path, or `None` if it could not be written, which does not fail the cycle.
     """
@@ -138,6 +143,7 @@ def write_report(report: CycleReport, directory: Path, *, who: str, began_at: fl
     # The time sorts the files; the end of an id keeps two cycles of one second apart.
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(began_at))}-{new_id()[-8:]}"
     facts: dict[str, Any] = asdict(report) | {"began_at": began_at, "took_s": round(took_s, 3), "who": who}
+    facts["stages_s"] = {stage: round(seconds, 3) for stage, seconds in (stages_s or {}).items()}
     facts["metrics"] = _without_text(report.metrics)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -56,6 +56,7 @@ def test_a_gate_is_not_ended_halfway(place: Place, judge: Judge):
         now=100.0, clock=lambda: elapsed[0],
     )  # fmt: skip
     assert report.outcome == "promoted"
+    assert reports(place)[-1]["stages_s"]["gate: answers"] == 61.0
 
 
 @pytest.mark.parametrize(("minutes", "outcome"), [(5.0, "not idle"), (1.0, "nothing to do")])

@@ -50,7 +50,9 @@ better, by far
 
 
 def test_a_report_is_kept_for_people_and_for_programs_and_quotes_nobody(tmp_path: Path):
-    path = write_report(REPORT, tmp_path, who="me (art-patch retrain)", began_at=1e9, took_s=61.25)
+    path = write_report(
+        REPORT, tmp_path, who="me (art-patch retrain)", began_at=1e9, took_s=61.25, stages_s={"train": 60.12345}
+    )
     assert path is not None
     assert path.name.startswith("20010909T014640Z-")
     assert path.with_suffix(".md").read_text() == MARKDOWN
@@ -63,6 +65,7 @@ def test_a_report_is_kept_for_people_and_for_programs_and_quotes_nobody(tmp_path
         "metrics": METRICS | {"train": train},
         "began_at": 1e9,
         "took_s": 61.25,
+        "stages_s": {"train": 60.123},
         "who": "me (art-patch retrain)",
     }
     assert sorted(one.suffix for one in (tmp_path / "cycles").iterdir()) == [".json", ".md"]

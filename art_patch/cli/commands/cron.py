@@ -22,6 +22,7 @@ from art_patch import schedule as recipes
 from art_patch import store
 from art_patch._lib.atomic_files import write_whole
 from art_patch.cli import output
+from art_patch.cli.commands.cycles import JOB_LOG
 from art_patch.cli.commands.retrain import retrain
 from art_patch.cli.options import Project, ProjectPlace
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
@@ -179,7 +180,7 @@ def _job(
         python=Path(sys.executable),
         directory=Path.cwd(),
         variables=settings.directory / "retrain.env",
-        log=settings.directory / "retrain.log",
+        log=settings.directory / JOB_LOG,
         limit_s=_HANGS_S if minutes is None else int(minutes * 60) + _LATE_S,
         # These exit codes are no failure of the job, so no mail and no failed unit comes of them.
         quiet=(GateRejected.exit_code, Busy.exit_code, output.INTERRUPTED),

@@ -109,7 +109,7 @@ def _print(
     for move in reversed(moves):
         change = f"{move['from_state'] or 'new'} -> {move['to_state']}"
         console.print(output.Text(f"{_when(move['at'])}  {change}, by {output.one_line(move['who'])}"))
-        console.print(output.Text(f"  {output.one_line(move['reason'])}", style="dim"))
+        output.print_below(console, move["reason"])
 
 
 def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> None:
