@@ -24,8 +24,7 @@ PREFIX = "ART_PATCH_"
 Match = str | re.Pattern[str] | Callable[[Mapping[str, Any]], bool] | None
 Redact = Literal["secrets"] | Callable[[str], str] | None
 
-# A scheme, or a login in front of a host: such a value was meant as a URL, so it is refused rather than used as a path.
-# Used as a path, a mistyped URL would put its password into the name of a file.
+# A scheme, or a login in front of a host: meant as a URL, whose password would come into the name of a file.
 _MEANT_AS_URL = re.compile(r"[A-Za-z][\w+.-]*:|.*//[^/]*@")
 
 
@@ -37,7 +36,7 @@ class Settings(BaseModel):
     home: Annotated[Path | None, Option(env=True)] = None
     """Directory of all projects. Default: the user's data directory. Stores and adapters live below it."""
 
-    project: Annotated[str, Option(env=True)] = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    project: Annotated[str, Option(env=True)] = "default"
     """Name of the project: one agent's traffic and policies. Each project has its own directory and, by default, its
     own store. A process has one project, and others for single clients (`wrap(client, project=...)`)."""
 
@@ -248,6 +247,8 @@ class Settings(BaseModel):
     @field_validator("project")
     @classmethod
     def _own_directory(cls, project: str, info: ValidationInfo) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", project):
+            raise ValueError(f"{project!r:.70}: take a letter or digit first, then also '.', '_' and '-'; 64 at most")
         there = (path.name for path in (info.data.get("home") or _user_data()).glob("*"))
         alike = [name for name in ("environments", *there) if name.lower() == project.lower()]
         if alike and (alike[0] == "environments" or project not in alike):
@@ -290,9 +291,8 @@ class Settings(BaseModel):
     @field_validator("checks", mode="before")
     @classmethod
     def _are_checks(cls, value: Any) -> Any:
-        names: Any = value.split(",") if isinstance(value, str) else value
-        names = tuple(name.strip() for name in names if name.strip())
-        for name in names:
+        given: Any = value.split(",") if isinstance(value, str) else value
+        for name in (names := tuple(text for each in given if (text := each.strip()))):
             if not re.fullmatch(r"[\w.]+:[\w.]+", name):
                 raise ValueError(f"{name!r} names no check; write module:function, several separated by commas")
         return names

@@ -156,3 +156,11 @@ def test_projects_that_a_disk_may_take_for_one_are_refused(tmp_path: Path, monke
 def test_no_project_shares_the_directory_of_the_environments(name: str):
     with pytest.raises(ConfigError, match=r"^project: 'environments' is taken"):
         load_settings(project=name)
+
+
+@pytest.mark.parametrize("name", ["my bot!", "a/b", ".hidden", "", "a" * 65, "bot\n", "böt"])
+def test_a_bad_name_of_a_project_is_told_in_words(name: str):
+    with pytest.raises(ConfigError) as refused:
+        load_settings(project=name)
+    said = "take a letter or digit first, then also '.', '_' and '-'; 64 at most (or ART_PATCH_PROJECT)"
+    assert str(refused.value) == f"project: {name!r:.70}: {said}"
