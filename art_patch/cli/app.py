@@ -22,6 +22,7 @@ from art_patch.cli.commands import (
     cron,
     cycles,
     files,
+    group_view,
     lineage,
     measure,
     policies,
@@ -96,12 +97,16 @@ _add(
     LOOK,
     status.status,
     store.projects,
-    measure.groups,
     measure.report,
     measure.analytics,
     trajectories.history,
     trajectories.diff,
 )
+# `groups` is a command itself, which measures, and a group.
+_groups = typer.Typer(name="groups")
+_groups.callback(invoke_without_command=True)(measure.groups)
+_groups.command("show")(group_view.show_group)
+app.add_typer(_groups, rich_help_panel=LOOK)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
     show=trajectories.show,

@@ -20,7 +20,7 @@ from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer, one_line
 from art_patch.cli.typed_options import setting
-from art_patch.errors import ConfigError, StoreError, WrongProject
+from art_patch.errors import ConfigError, NotFound, StoreError, WrongProject
 from art_patch.recording import spool_directory, take_over
 from art_patch.settings import Settings, load_settings
 
@@ -196,6 +196,18 @@ class TrajectoryFilter(RunFilter):
     trainable: Annotated[
         bool | None, Option("Trajectories with, or without, a call that can be trained on.", off="--not-trainable")
     ] = None
+
+
+def require_policy(opened: store.Store, name: str | None) -> None:
+    """Raise `NotFound` if a filter names a policy that neither the ledger nor a recorded call knows."""
+    # Imported runs name policies of another store.
+    if (
+        name in (None, "upstream")
+        or opened.ledger.policy(name)
+        or opened.browse.count(store.Filter(policy=name, shadows=True))
+    ):
+        return
+    raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
 
 
 def conditions(chosen: store.Filter) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from art_patch._lib.ids import new_id
 from art_patch.store import Store, open_store
-from art_patch.types import Call, Choice, Group, SpanInfo, Trajectory, TrajectoryInfo
+from art_patch.types import Call, Choice, Group, Judgement, Score, SpanInfo, Trajectory, TrajectoryInfo
 from tests.support.command_line import art_patch, says
 from tests.support.embeddings import serve_embeddings
 
@@ -170,3 +170,55 @@ def test_a_model_without_an_address_is_refused(command: str, worded: Path):
     judge = {"ART_PATCH_JUDGE": "openai/x"}
     told = art_patch(command, home=worded, ART_PATCH_EMBEDDINGS="m", **judge)
     says(told, 2, "embeddings names m and no address", "ART_PATCH_EMBEDDINGS_BASE_URL")
+
+
+@pytest.fixture
+def quarantined(home: Path) -> Path:
+    """A group whose scores are not believed."""
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    runs = [run("SECRET plan"), run("z")]
+    keep(store, *runs)
+    store.ledger.add_groups([Group("odd-1", "task:z", "same_task", tuple(runs))], state="scored")
+    store.ledger.set_groups(["odd-1"], "quarantined", reason="the judge prefers the planted answer")
+    by = {"group_id": "odd-1", "rubric": "abc", "judge": "openai/judge"}
+    words = ("good [red]plan[/]", "too long, " * 20)
+    store.write([Score(f"s{n}", each.id, "ruler", n / 4, "ruler", 5.0, words[n], **by) for n, each in enumerate(runs)])
+    store.ledger.add_judgement(
+        Judgement("j", "odd-1", 5.0, "openai/judge", "abc", "score", "failed", "it answers prose")
+    )
+    store.close()
+    return home
+
+
+def test_a_group_says_what_the_judge_said_and_why_it_is_put_aside(quarantined: Path):
+    told = json.loads(art_patch("groups", "show", "odd", "--json", home=quarantined).stdout)
+    assert (told["id"], told["state"], told["reason"]) == (
+        "odd-1",
+        "quarantined",
+        "the judge prefers the planted answer",
+    )
+    assert (told["held_out"], told["trained"]) == (False, [])
+    assert [(one["reward"], one["scores"][0]["comment"][:4]) for one in told["siblings"]] == [
+        (0.0, "good"), (0.25, "too "),
+    ]  # fmt: skip
+    assert told["judgements"][0]["reason"] == "it answers prose"
+    shown = art_patch("groups", "show", "odd-1", home=quarantined, COLUMNS="80").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(one["id"] in shown for one in told["siblings"])
+    flat = " ".join(shown.split())
+    for words in (
+        "quarantined: its scores are not believed", "the judge prefers the planted answer", "held out no",
+        "ruler 0.00 (ruler): good [red]plan[/]", "for score: failed: it answers prose", "reward 0.25", "no policy",
+    ):  # fmt: skip
+        assert words in flat
+
+
+def test_a_held_out_group_and_groups_that_are_not_there(quarantined: Path):
+    shown = " ".join(art_patch("groups", "show", "g2", home=quarantined).stdout.split())
+    assert "held out yes: for the gate only" in shown
+    assert "dead: it teaches nothing" in shown
+    assert "no reward, answered by agent@0, 1 call: y" in shown
+    says(art_patch("groups", "show", "nobody", home=quarantined), 19, "nobody")
+    says(art_patch("groups", "show", "", home=quarantined), 19, "no group")
+    says(art_patch("groups", "show", "g", home=quarantined), 2, "several ids", "g1, g2")
+    says(art_patch("groups", "--limit", "3", "show", "g1", home=quarantined), 2, "go behind")

@@ -132,6 +132,8 @@ def test_a_conversation_as_json_is_what_export_writes(home: Path, tmp_path: Path
         (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),
         (["trajectories", "list", "--origin", "moon"], 2, ["--origin", "imported"]),
         (["trajectories", "list", "--policy", "best"], 2, ["NAME@STEP"]),
+        (["trajectories", "list", "--policy", "agent@77"], 19, ["no policy 'agent@77'", "art-patch policies"]),
+        (["analytics", "--policy", "agent@77"], 19, ["no policy 'agent@77'"]),
         (["trajectories", "list", "--status", "fine"], 2, ["ok, error"]),
         (["export", "x", "--format", "csv"], 2, ["chat, trajectories, sft, preference, grpo"]),
         (["export", "x", "--format", "grpo", "--min-reward", "1"], 2, ["--margin"]),

@@ -14,7 +14,7 @@ from art_patch import formats, gate, insights, pipeline, promotion, rewards, tra
 from art_patch.cli import options, output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
-from art_patch.cli.typed_options import Option, command
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, MalformedFile
 from art_patch.pipeline import CycleConfig
 from art_patch.settings import load_settings
@@ -107,6 +107,7 @@ def analytics(
     """
     chosen = wanted.chosen()
     with project.opened() as (settings, opened):
+        options.require_policy(opened, chosen.policy)
         episodes = (episode for page in trackers.pages_of_episodes(opened, chosen) for episode in page)
         found = insights.analyse(episodes, success_at=success_at)
     if not project.answered({"project": settings.project, "success_at": success_at, **asdict(found)}):
@@ -154,6 +155,7 @@ _NOT_JUDGED = ("formed", "quarantined")  # states of a group whose scores do not
 
 @command
 def groups(
+    context: typer.Context,
     cycle: Annotated[CycleConfig, SETTLE_ONLY],
     project: options.Project,
     min_size: Annotated[
@@ -166,6 +168,10 @@ def groups(
     Runs without a group are grouped as `retrain` would group them. If the settings name an embedding model, it is
     called for that.
     """
+    if (words := context.invoked_subcommand) is not None:
+        if any(given_on_the_command_line(context, name) for name in context.params):
+            raise ConfigError(f"options of `art-patch groups {words}` go behind its name; there are some before it")
+        return
     size = cycle.min_group_size if min_size is None else min_size
     with project.opened() as (settings, opened):
         ours = {"across": settings.group_across, "holdout_users": settings.holdout_users}

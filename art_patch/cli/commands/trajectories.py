@@ -13,9 +13,9 @@ import typer
 
 from art_patch import formats, store, types
 from art_patch.cli import output
-from art_patch.cli.options import Project, TrajectoryFilter
+from art_patch.cli.options import Project, TrajectoryFilter, require_policy
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError, NotFound
+from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
@@ -35,6 +35,7 @@ def list_trajectories(
     """List recorded trajectories, newest first."""
     chosen = wanted.chosen()
     with project.opened() as (_, opened):
+        require_policy(opened, chosen.policy)
         browse, cursor = opened.browse, None
         if after is not None:
             (start,) = browse.summaries([the_one(opened, after)])
@@ -200,8 +201,8 @@ def diff(
     with project.opened() as (_, opened):
         # Upstream is a party without a policy: its calls have none.
         names = [None if name == UPSTREAM else name for name in (a, b)]
-        if missing := [name for name in names if name is not None and opened.ledger.policy(name) is None]:
-            raise NotFound(f"there is no policy {missing[0]!r}; `art-patch policies` lists them")
+        for name in names:
+            require_policy(opened, name)
         count, pairs = opened.browse.answered_by_both(*names, limit=limit)
     shown = [
         {"messages": pair.a.messages, "a": _facts(pair.a), "b": _facts(pair.b), "alike": _are_alike(pair)}

@@ -96,6 +96,22 @@ class Pair(NamedTuple):
     b: Call
 
 
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group as the store holds it, with the ids of all its runs, whether they may be learned from or not."""
+
+    id: str
+    scenario_key: str
+    how: str  # how its siblings were found, as in `Group.how`
+    held_out: bool
+    created_at: float
+    state: str
+    reason: str | None  # of its state, such as why it is dead or quarantined
+    runs: tuple[str, ...]
+    trained: tuple[str, ...]  # names of the policies that were trained on it
+    judgements: tuple[dict[str, Any], ...]  # of its judgements, oldest first: judge, rubric, purpose, state, reason, at
+
+
 class Browser(Part):
     """Queries for lists of trajectories and groups. They read only the data that a list shows."""
 
@@ -149,6 +165,28 @@ class Browser(Part):
             for group_id, trajectory_id in connection.execute(of_these):
                 members[group_id].append(trajectory_id)
         return [(key, facts[key].scenario_key, facts[key].how, members[key]) for key in ids if key in facts]
+
+    def groups_like(self, prefix: str, *, limit: int = 11) -> tuple[GroupFacts, ...]:
+        """Return at most `limit` groups whose ids begin with `prefix`; only that one if it is an id itself."""
+        trained, judged = tables.trainings.c, tables.judgements.c
+        names = ("judge", "rubric", "purpose", "state", "reason", "at")
+        # As in `resolve`: not LIKE.
+        query = select(tables.groups).where(func.substr(_G.id, 1, len(prefix)) == prefix).order_by(_G.id).limit(limit)
+        found: list[GroupFacts] = []
+        with self._database.read() as connection:
+            whole = connection.execute(select(tables.groups).where(_G.id == prefix)).all()
+            for row in whole or connection.execute(query).all():
+                runs = connection.scalars(select(_T.id).where(_T.group_id == row.id).order_by(_T.id)).all()
+                by = connection.scalars(select(trained.policy).where(trained.group_id == row.id)).all()
+                columns = [judged[name] for name in names]
+                judgements = connection.execute(select(*columns).where(judged.group_id == row.id).order_by(judged.at))
+                found.append(
+                    GroupFacts(
+                        row.id, row.scenario_key, row.how, bool(row.held_out), row.created_at, row.state, row.reason,
+                        tuple(runs), tuple(sorted(by)), tuple(dict(each) for each in judgements.mappings()),
+                    )
+                )  # fmt: skip
+        return tuple(found)
 
     def resolve(self, prefix: str, *, limit: int = 11) -> list[str]:
         """Return at most `limit` trajectory ids that begin with `prefix`; only that one if it is an id itself."""
