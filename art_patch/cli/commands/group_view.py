@@ -37,14 +37,14 @@ def show_group(
     """
     with project.opened() as (_, opened):
         found = opened.browse.groups_like(group, limit=6)
-        if not group or not found:
+        one = next(iter(found), None)
+        if not group or one is None:
             raise NotFound(
                 f"no group has an id that begins with {group!r}; `art-patch trajectories list --json` has ids"
             )
         if len(found) > 1:
             some = ", ".join(output.one_line(one.id) for one in found[:5])
             raise ConfigError(f"several ids begin with {group!r}: {some}; say more of it")
-        one = found[0]
         summaries = opened.browse.summaries(one.runs, openings=True)
         scores = {run.id: run.scores for run in opened.read.trajectories(one.runs)}
     siblings = [
