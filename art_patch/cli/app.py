@@ -36,6 +36,7 @@ from art_patch.cli.commands import (
     trackers,
     trajectories,
 )
+from art_patch.cli.options import FROM_ENV_FILE
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.settings import PREFIX
 
@@ -145,7 +146,7 @@ _add_group(
     trackers.otlp, trackers.langfuse, trackers.tensorboard, trackers.mlflow, trackers.wandb,
 )  # fmt: skip
 
-_add(OPERATE, status.doctor, status.mode)
+_add(OPERATE, status.doctor, status.config, status.mode)
 _add_group(
     OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune, grant.",
     store.verify, store.stats, store.vacuum, store.backup, store.prune, store.grant,
@@ -190,6 +191,7 @@ def read_env_file(path: Path) -> None:
         # As everywhere, an empty variable of ours counts as unset, so that the next source of the value is asked.
         if name not in os.environ and value is not None and (value.strip() or not name.startswith(PREFIX)):
             os.environ[name] = value
+            FROM_ENV_FILE.add(name)
 
 
 def _is_assignment(binding: Any) -> bool:

@@ -198,6 +198,10 @@ class TrajectoryFilter(RunFilter):
     ] = None
 
 
+FROM_ENV_FILE = set[str]()
+"""Names of the variables that `--env-file` set in this process."""
+
+
 def require_policy(opened: store.Store, name: str | None) -> None:
     """Raise `NotFound` if a filter names a policy that neither the ledger nor a recorded call knows."""
     # Imported runs name policies of another store.

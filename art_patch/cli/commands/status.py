@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -16,10 +17,10 @@ from art_patch import pipeline, promotion, rewards, serving, store, trackers, ty
 from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed
-from art_patch.cli.options import ActingProject, Project
+from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
-from art_patch.errors import ConfigError, EngineError
-from art_patch.settings import Settings, read_settings
+from art_patch.errors import ArtPatchError, ConfigError, EngineError
+from art_patch.settings import Settings, read_settings, variable_of
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
 APPS_LIVE_S = 180.0  # a process that runs reports each minute
@@ -136,6 +137,40 @@ def mode(
         said = f"{dry.head}mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
         output.stdout().print(said, soft_wrap=True)
     following.end()
+
+
+@command
+def config(context: typer.Context, project: Project) -> None:
+    """Show every setting with its value and its origin: default, environment, env file, argument, or store.
+
+    A setting that holds a key or a password is only said to be set. A mode in the store wins over the setting, in
+    running apps, too. An app's own arguments of `patch()` are not known here.
+    """
+    settings = project.settings()
+    arguments = [name for name in Settings.model_fields if given_on_the_command_line(context, name)]
+    found = examinations.sources(settings, arguments, os.environ)
+    of_file = {name.upper() for name in FROM_ENV_FILE}
+    for name, one in found.items():
+        if one["source"] == "environment" and variable_of(name) in of_file:
+            one["source"] = "env file"
+    mode, unread = None, None
+    try:
+        with project.opened() as (_, opened):
+            mode = opened.ledger.route().mode
+    except ArtPatchError as error:  # what is set can be looked at while the database is down
+        unread = output.one_line(error)
+    if mode is not None:
+        found["mode"] = {"value": mode, "source": "store"}
+    if project.answered({"project": settings.project, "settings": found, "store_unread": unread}):
+        return
+    table = output.table("setting", "origin", "value", whole=("setting", "origin"))
+    for name, one in found.items():
+        style = "" if one["source"] == "default" else "bold"
+        value = "-" if one["value"] is None else one["value"]
+        table.add_row(output.Text(name, style), output.Text(one["source"], style), output.cell(value, style))
+    output.stdout().print(table)
+    if unread is not None:
+        output.say(f"what the store sets is not known: {unread}", style="dim")
 
 
 def _print_status(facts: dict[str, Any]) -> None:
