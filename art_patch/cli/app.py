@@ -36,6 +36,7 @@ from art_patch.cli.commands import (
     trackers,
     trajectories,
 )
+from art_patch.cli.logs import in_log
 from art_patch.cli.options import FROM_ENV_FILE
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.settings import PREFIX
@@ -222,7 +223,7 @@ def run_app() -> None:
         # Typer draws a frame around errors of usage, on stderr; a script that asked for JSON wants them as all others.
         sys.exit(app(standalone_mode=not as_json))
     except ArtPatchError as error:
-        sys.exit(output.fail(error, as_json=as_json))
+        sys.exit(error.exit_code if in_log(error) and not as_json else output.fail(error, as_json=as_json))
     except Exception as error:
         if as_json and (usage := _usage_error(error)) is not None:
             sys.exit(output.fail(usage, as_json=True))

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -61,7 +62,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for name, (record, keys) in records.items():
             values[name] = record(**{field: values.pop(key) for key, field in keys.items()})
         try:
-            function(**values)
+            with ExitStack() as stack:
+                for name in records:  # such as the log, which is written while the command runs
+                    if isinstance(values[name], AbstractContextManager):
+                        stack.enter_context(values[name])
+                function(**values)
         except KeyboardInterrupt:
             # Typer would end the process without a word.
             raise typer.Exit(interrupted()) from None

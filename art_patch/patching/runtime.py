@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from art_patch._lib.events import route_turned
 from art_patch._lib.faults import faults
 from art_patch._lib.forking import late_import
 from art_patch.patching.rewriting.engine_request import EngineClients
@@ -176,7 +177,7 @@ class Runtime:
     def start_breaker(self) -> None:
         """Make new, closed circuit breakers and a new lock, for a new engine or in a forked child."""
         self._lock = threading.RLock()
-        self.breaker, self.challenger_breaker = Breaker(), Breaker()
+        self.breaker, self.challenger_breaker = Breaker(), Breaker(of="challenger")
         # `id` of a call -> when its attempt began (monotonic clock), while the call waits for the engine.
         self._waiting: dict[int, float] = {}
         # How many calls the engine may get at once from this process, and until when (monotonic clock) it gets none.
@@ -201,9 +202,10 @@ class Runtime:
             faults.trouble("route.key", refused)
             self.degraded["route"] = f"The engine is not asked: {refused}."
         if target != self.target:
+            route_turned(self.target, target)
             self.pins.turned(self.target, target)
             if target.challenger != self.target.challenger:
-                self.challenger_breaker = Breaker()
+                self.challenger_breaker = Breaker(of="challenger")
             if (target.base_url, target.engine_since) != (self.target.base_url, self.target.engine_since):
                 self.start_breaker()  # another engine has not failed yet
             self.target = target

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from art_patch.pipeline.cycle import prune, retrain
     from art_patch.pipeline.cycle_lock import project_lock
     from art_patch.pipeline.cycle_run import LONG, CycleConfig, CycleReport, Run, metrics_line, why_none_serves
+    from art_patch.pipeline.decision_log import DecisionLog
     from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
     from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep

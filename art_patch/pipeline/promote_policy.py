@@ -293,9 +293,8 @@ def watch(
             trouble = str(error)
         else:
             trouble = ""
-            if report.outcome in ("rejected", "promoted", "learns"):
-                log.warning("%s: %s: %s", report.challenger, report.outcome, report.reason)
-            else:  # a verdict is acted upon, which takes the engine's time and says nothing about the next look's
+            # A verdict is acted upon, which takes the engine's time and says nothing about the next look's.
+            if report.outcome not in ("rejected", "promoted", "learns"):
                 pause_s = max(every_s, _REST * (time.monotonic() - began))
             if on_report is not None:
                 on_report(report)

@@ -15,6 +15,7 @@ from threading import Event
 
 from art_patch import promotion, serving
 from art_patch.errors import ArtPatchError, EngineError
+from art_patch.pipeline.decision_log import DecisionLog
 from art_patch.store import Ledger
 from art_patch.types import Route
 
@@ -34,12 +35,14 @@ class ServingUpkeep:
     ) -> None:
         """Keep this server's client and address; `take` points an unchanged route to it and returns whether it did."""
         self._ledger, self._engine, self._address, self._take = ledger, engine, address, take
+        self._decisions = DecisionLog(ledger)
         self._retry_at: dict[str, float] = {}
         self._missed: tuple[str | None, float | None, int] = (None, None, 0)
         self._taken_from: str | None = None
 
     def look(self) -> None:
-        """Load what must serve and take a dead server's route, once; `EngineError` if this server is down."""
+        """Log decisions, load what must serve and take a dead server's route; `EngineError` if this one is down."""
+        self._decisions.look()
         if self._engine.health():
             self._load_missing()
             self._take_route()
@@ -55,6 +58,8 @@ class ServingUpkeep:
                 if str(error) != trouble and not stop.is_set():
                     log.warning("what must serve was not looked at: %s", error)
                 trouble = str(error)
+        with suppress(ArtPatchError, sqlite3.Error):
+            self._decisions.look()
 
     def _load_missing(self) -> None:
         # The server is asked before the ledger: a policy that is retired leaves the ledger before the server unloads

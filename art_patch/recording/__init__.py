@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from art_patch.recording.recorder import Recorder
     from art_patch.recording.redaction import REDACTED, Redactor
     from art_patch.recording.responses import read_responses_request
-    from art_patch.recording.scrubbing import described
+    from art_patch.recording.scrubbing import described, hide
     from art_patch.recording.spool import spool_directory
     from art_patch.recording.takeover import take_over
 else:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_patch._lib import asgi, http_server, key_files
 from art_patch._lib.asgi import ApiError
+from art_patch._lib.events import event
 from art_patch.errors import AdapterRejected
 from art_patch.serving.contract import EXACT_PREFIX, EngineFull, Overloaded, UnknownPolicy
 from art_patch.serving.request_checks import parse_object
@@ -81,13 +82,14 @@ def build_app(
         check_key(request)
         body = await _lora_body(request)
         _check_path(engine, body)
-        await engine.load(body["lora_name"])
+        await _load(engine, body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is served.")
 
     async def unload(request: Request) -> Response:
         check_key(request)
         body = await _lora_body(request)
         await engine.unload(body["lora_name"])
+        event("serve", "%s was unloaded", body["lora_name"], event="unload", policy=body["lora_name"])
         return PlainTextResponse(f"Success: {body['lora_name']} is no longer served.")
 
     chats = (_CHAT, f"{EXACT_PREFIX}{_CHAT}")
@@ -174,11 +176,18 @@ async def _begin(engine: Served, policies: Sequence[str], spare: Sequence[str]) 
         if name in engine.policies():  # the bare base is served from the start
             continue
         try:
-            await engine.load(name)
+            await _load(engine, name)
         except AdapterRejected as error:
             if name not in spare:  # without the champion the server is of no use
                 raise
             _log.warning("%s is not served: %s", name, error)
+
+
+async def _load(engine: Served, name: str) -> None:
+    began = time.monotonic()
+    await engine.load(name)
+    took_s = round(time.monotonic() - began, 3)
+    event("serve", "%s was loaded in %.1f s", name, took_s, event="load", policy=name, took_s=took_s)
 
 
 async def _lora_body(request: Request) -> dict[str, Any]:

@@ -71,6 +71,26 @@ def test_the_line_that_is_installed_runs_retrain(machine: Machine):
     assert "nothing to do" in log and "no policy serves yet" in log
 
 
+def test_a_log_that_has_grown_large_is_kept_once_beside_the_new_one(machine: Machine):
+    open_store(f"sqlite:///{machine.home}/bot/store.db", project="bot").close()
+    machine.run("install", "--project", "bot")
+    (line,) = [line for line in machine.table.read_text().splitlines() if not line.startswith("#")]
+    log, old = (machine.home / "bot" / name for name in ("retrain.log", "retrain.log.1"))
+
+    def night() -> None:
+        ran = subprocess.run(["/bin/sh", "-c", as_cron_does(line)], timeout=120, env={"PATH": os.defpath})
+        assert ran.returncode == 0
+
+    old.write_text("older")
+    log.write_bytes(b"x" * (10 << 20))
+    night()
+    assert (log.stat().st_size > 10 << 20, old.read_text()) == (True, "older")
+    night()
+    assert old.stat().st_size > 10 << 20
+    assert log.stat().st_size < 100_000
+    assert "cycle ended" in log.read_text()
+
+
 def test_what_is_wrong_at_night_is_mailed(machine: Machine):
     machine.run("install", ART_PATCH_STORE="sqlite:////dev/null/store.db")
     (line,) = [line for line in machine.table.read_text().splitlines() if not line.startswith("#")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -64,8 +65,18 @@ class Serving:
         return self.process.returncode, without_first_words(stderr)
 
 
+_LOG_LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR) \S+ \d+ [\w.]+: ")
+
+
+def warned(stderr: str) -> str:
+    """What a process said, of its log the messages of warnings and errors only."""
+    lines = [(_LOG_LINE.match(line), line) for line in stderr.splitlines(keepends=True)]
+    return "".join(line[head.end() :] if head else line for head, line in lines if not head or head[1] != "INFO")
+
+
 def without_first_words(stderr: str) -> str:
-    """What a process said, without what the first `serve` or `retrain` of a project tells about its data."""
+    """What a process said, without what the first `serve` or `retrain` of a project tells of its data; see `warned`."""
+    stderr = warned(stderr)
     lines = stderr.splitlines(keepends=True)
     begins = next((n for n, line in enumerate(lines) if ": calls of its apps are recorded with " in line), None)
     return stderr if begins is None else "".join(lines[:begins] + lines[begins + FIRST_WORDS :])

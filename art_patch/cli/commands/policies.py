@@ -14,6 +14,7 @@ import typer
 from art_patch import pipeline, promotion, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
+from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line
 from art_patch.errors import ConfigError, EngineError, GateRejected
@@ -146,6 +147,8 @@ def watch(
     act: Annotated[
         bool, Option("Also decide, as a running `art-patch serve` does by itself: promote the policy, or end its test.")
     ] = False,
+    *,
+    log: Log,
 ) -> None:
     """Watch the policy that is being tested beside the champion, until its test is over. Changes nothing without --act.
 
@@ -158,6 +161,7 @@ def watch(
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     config, who = canary_config(settings), project.actor("watch")
     seen: list[pipeline.WatchReport] = []
+    decisions = pipeline.DecisionLog(opened.ledger)
 
     def on_report(report: pipeline.WatchReport) -> None:
         if report.outcome == "nothing to watch" and (tested := seen[-1].challenger if seen else report.challenger):
@@ -168,6 +172,7 @@ def watch(
         if not project.answered(asdict(report)):
             _say_look(report, whole=is_over or not seen, news=not seen or report.reason != seen[-1].reason)
         seen.append(report)
+        decisions.look()
         if is_over:
             stop.set()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from art_patch import gate, pipeline, rewards, serving, store, types
+from art_patch._lib.events import event
 from art_patch.cli import output
 from art_patch.cli.commands.consent import host_of, tell_once
 from art_patch.cli.commands.policies import canary_config
+from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
 from art_patch.cli.typed_options import Only, Option, command, setting
-from art_patch.errors import ConfigError, EngineError, GateRejected
+from art_patch.errors import ArtPatchError, ConfigError, EngineError, GateRejected
 from art_patch.grouping import ReplayConfig, ResampleConfig
 from art_patch.pipeline import CycleConfig
 from art_patch.recording import REDACTED
@@ -102,6 +106,7 @@ def retrain(
     canary_percent: Annotated[float | None, setting("canary_percent")] = None,
     max_loss: Annotated[float | None, setting("max_loss")] = None,
     project: ActingProject,
+    log: Log,
 ) -> None:
     """Run one cycle: group, score, train, gate, promote. While a policy is under test, only continue that test.
 
@@ -133,14 +138,51 @@ def retrain(
         keep_trajectories=settings.keep_trajectories,
     )
     opened, who = open_existing(settings), project.actor("retrain")
+    with closing(opened), _in_log(opened, settings.project) as note:
+        report = _retrain(opened, settings, config, judging, project, who)
+        note(report)
+    # Not an error: the report is printed as always, and the exit code tells cron's caller.
+    if report.get("outcome") == "rejected":
+        raise typer.Exit(GateRejected.exit_code)
+
+
+@contextmanager
+def _in_log(opened: store.Store, project: str) -> Generator[Callable[[dict[str, Any]], None]]:
+    """Write the begin and the end of a cycle, and what it decided, into the log."""
+    decisions, began, ended = pipeline.DecisionLog(opened.ledger), time.monotonic(), dict[str, Any]()
+    event("cycle", "a cycle of %s begins", project, event="cycle begins", project=project)
+    try:
+        yield ended.update
+        decisions.look()
+    except BaseException as error:
+        # A command that is stopped has an exit code of its own, and a mistake of ours has 1.
+        code = output.INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        with suppress(ArtPatchError):
+            decisions.look()
+        facts: dict[str, Any] = {"event": "cycle failed", "error": type(error).__name__, "exit_code": code}
+        words = "the cycle failed after %.1f s: %s, exit code %d"
+        took_s = round(time.monotonic() - began, 3)
+        event("cycle", words, took_s, facts["error"], code, level=logging.ERROR, took_s=took_s, **facts)
+        raise
+    took_s = round(time.monotonic() - began, 3)
+    its: dict[str, Any] = {key: ended.get(key) for key in ("outcome", "candidate", "reason")}
+    words = "the cycle ended after %.1f s: %s: %s"
+    event("cycle", words, took_s, its["outcome"], its["reason"], event="cycle ended", took_s=took_s, **its)
+
+
+def _retrain(
+    opened: store.Store, settings: Settings, config: CycleConfig, judging: Judging, project: ActingProject, who: str
+) -> dict[str, Any]:
     tell_once(opened, settings, "retrain", as_json=project.as_json)
     # Neither judge nor engine is needed, or asked for, where there is nothing to learn from.
     if (missing := _what_is_missing(opened)) is not None:
         with output.bars(quiet=project.as_json) as progress:
             # A cycle deletes old trajectories at its end; here there will be none.
             pipeline.prune(opened, config, progress, who=who)
-        nothing = {"outcome": "nothing to do", "reason": missing}
-        return None if project.answered(nothing) else say_cycle(nothing)
+        facts: dict[str, Any] = {"outcome": "nothing to do", "reason": missing}
+        if not project.answered(facts):
+            say_cycle(facts)
+        return facts
     judge, gate_judge = judging.limited_judges(settings)
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
@@ -151,12 +193,9 @@ def retrain(
         report = pipeline.retrain(
             opened, engine, judge, settings.adapters, config, gate_judge=gate_judge, who=who, progress=progress
         )
-    opened.close()
     if not project.answered(facts := asdict(report)):
         say_cycle(facts)
-    # Not an error: the report is printed as always, and the exit code tells cron's caller.
-    if report.outcome == "rejected":
-        raise typer.Exit(GateRejected.exit_code)
+    return facts
 
 
 def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:

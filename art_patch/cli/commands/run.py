@@ -12,8 +12,10 @@ import typer
 
 from art_patch import demo as demonstration
 from art_patch import patching, store
+from art_patch._lib.events import event
 from art_patch._lib.key_files import read_key
 from art_patch.cli import output
+from art_patch.cli.logs import Log
 from art_patch.cli.options import AppSettings, Output, Project, extra
 from art_patch.cli.typed_options import Option, command, setting
 from art_patch.errors import CommandNotFound, ConfigError
@@ -80,6 +82,8 @@ def proxy(
     max_body_mib: Annotated[
         int, Option("Largest request body in MiB that is recorded; a larger one goes upstream unread.", least=1)
     ] = 16,
+    *,
+    log: Log,
 ) -> None:
     """Serve the APIs of OpenAI and Anthropic at an address, and route and record its requests: for all HTTP clients.
 
@@ -98,7 +102,11 @@ def proxy(
     def on_ready(here: str) -> None:
         now = patching.status()
         shown = store.without_password(settings.store_url)
-        facts = {"base_url": here, "upstream": upstream, "project": settings.project, "store": shown}
+        facts: dict[str, Any] = {"base_url": here, "upstream": upstream, "project": settings.project, "store": shown}
+        champion = now.champion or "upstream"
+        event(
+            "proxy", "ready at %s for %s, champion %s", here, upstream, champion, event="ready", mode=now.mode, **facts
+        )
         if project.answered(facts | {"mode": now.mode, "champion": now.champion}):
             return
         console = output.stdout()
@@ -110,6 +118,7 @@ def proxy(
 
     limit = max_body_mib << 20
     run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, max_body=limit, **given)
+    event("proxy", "the proxy ends", event="end")
 
 
 @command

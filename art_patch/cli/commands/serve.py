@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 import typer
 
 from art_patch import pipeline, policies, promotion, serving, store
+from art_patch._lib.events import event
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch.cli import output
 from art_patch.cli.commands.consent import tell_once
 from art_patch.cli.commands.policies import watch_beside
+from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
@@ -78,6 +80,8 @@ def serve(
     take_over: Annotated[
         bool, Option("Let a policy answer every call from now on, although upstream's answers are on record.")
     ] = False,
+    *,
+    log: Log,
 ) -> None:
     """Serve the base model and its policies. Running apps of the project find the server in the store within a second.
 
@@ -146,7 +150,8 @@ def serve(
         watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=who, stop=stop))
         route = opened.ledger.route()
         serves, kind = route.champion, "vllm" if choice.vllm else "embedded"
-        facts = {"base_url": here[0], "champion": serves, "learner": route.learner}
+        facts: dict[str, Any] = {"base_url": here[0], "champion": serves, "learner": route.learner}
+        event("serve", "ready at %s, champion %s", here[0], serves or "upstream", event="ready", engine=kind, **facts)
         if not project.answered(facts | {"models": served.policies(), "engine": kind}):
             said = f"[b]{serves}[/] serves" if serves else f"{pipeline.why_none_serves(opened)}; the engine is"
             output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
@@ -167,6 +172,7 @@ def serve(
         stop.set()
         for watcher in watchers:
             watcher.join(_LAST_LOOK_S)
+        event("serve", "the server ends", event="end")
         watching.close()
         # Compare and replace: another server of the project may take the route at this moment.
         if here and (route := opened.ledger.route()).base_url == here[0]:

@@ -18,9 +18,11 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from logging import WARNING
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from art_patch._lib.events import event
 from art_patch._lib.loose_json import as_object, as_text
 from art_patch.context import Identity
 from art_patch.errors import ConfigError
@@ -263,8 +265,10 @@ class Breaker:
     """Circuit breaker of one engine. While it is not closed, the caller must hold a lock to use it."""
 
     def __init__(
-        self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0
-    ) -> None:
+        self, *, failures: int = 5, window_s: float = 10.0, cooldown_s: float = 30.0, probe_lease_s: float = 60.0,
+        of: str = "engine",
+    ) -> None:  # fmt: skip
+        self._of = of
         self._window_s, self._cooldown_s, self._probe_lease_s = window_s, cooldown_s, probe_lease_s
         self._failed_at: deque[float] = deque(maxlen=failures)
         # `None` while closed; else the moment (monotonic clock) from which the next probe may pass.
@@ -287,6 +291,8 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Close the breaker: the engine answered a call."""
+        if self._retry_at is not None:
+            event("breaker", "the %s answers again; it gets calls", self._of, event="breaker closed", of=self._of)
         self._failed_at.clear()
         self._retry_at = None
 
@@ -299,6 +305,9 @@ class Breaker:
 
     def trip(self, now: float) -> None:
         """Open the breaker without a failed call, because the health check failed."""
+        if self._retry_at is None:
+            words = "the %s fails; calls go upstream, and one tries it again in %g s"
+            event("breaker", words, self._of, self._cooldown_s, level=WARNING, event="breaker opened", of=self._of)
         self._retry_at = now + self._cooldown_s
 
     def released(self, now: float) -> None:
