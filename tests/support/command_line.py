@@ -36,10 +36,10 @@ def commands_with(option: str) -> set[str]:
 
 
 def says(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """One line on stderr that holds the words, nothing that looks like a traceback, this exit code."""
+    """One line on stderr, beside its log, that holds the words, nothing that looks like a traceback, this exit code."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
-    (line,) = result.stderr.strip().splitlines()
+    (line,) = (line for line in result.stderr.strip().splitlines() if not _LOG_LINE.match(line))
     assert line.startswith("art-patch: ")
     for word in words:
         assert word in line
