@@ -14,6 +14,7 @@ from art_patch.cli.app import app
 from art_patch.errors import ConfigError
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, Correction, Group, Policy, Score, TrajectoryInfo
+from tests.support.command_line import warned
 
 
 @pytest.fixture
@@ -126,8 +127,9 @@ def test_the_first_retrain_says_what_leaves_and_what_is_learned_and_later_ones_d
 
 def test_with_json_the_first_words_are_on_stderr(home: Path):
     first = retrain(home, "--json")
-    assert first.stderr.splitlines()[1].endswith("the judge that you name; `art-patch score --dry-run` shows how much")
-    assert first.stderr.splitlines()[2] == "training on the provider's answers is off (ART_PATCH_IMITATE_MODELS)"
+    lines = warned(first.stderr).splitlines()
+    assert lines[1].endswith("the judge that you name; `art-patch score --dry-run` shows how much")
+    assert lines[2] == "training on the provider's answers is off (ART_PATCH_IMITATE_MODELS)"
     assert "judging sends" not in first.stdout
     assert "judging sends" not in retrain(home, "--json").stderr
     store = open_store(f"sqlite:///{home}/default/store.db")
