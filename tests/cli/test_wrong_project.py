@@ -19,6 +19,9 @@ KNOWN = {
     "retrain": [],
     "status": [],
     "groups": [],
+    "groups show": ["g1"],
+    "cycles": [],
+    "cycles show": ["c1"],
     "mode": ["record"],
     "promote": ["agent@1"],
     "rollback": [],
@@ -47,6 +50,7 @@ KNOWN = {
     "send mlflow": ["--uri", "http://127.0.0.1:9"],
     "send wandb": ["--offline", "wandb"],
     "policies": [],
+    "policies show": ["agent@1"],
     "policies export": ["agent@1", "adapter"],
     "policies push": ["agent@1", "me/agent"],
     "trajectories list": [],
@@ -57,7 +61,7 @@ KNOWN = {
 BEGINS = {"run", "proxy", "serve", "import", "feedback serve"}
 """Commands that may be the first of a project."""
 
-ELSEWHERE = {"doctor", "cron install", "projects"}
+ELSEWHERE = {"config", "doctor", "cron install", "projects"}
 """Commands that name a store and no project of it: they look and tell, or write down what will run."""
 
 

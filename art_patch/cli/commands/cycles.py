@@ -72,7 +72,8 @@ def show_cycle(
 
     Exit codes: 0 shown; 2 several ids begin so; 19 there is no such cycle.
     """
-    settings = project.settings()
+    with project.opened() as (settings, _):
+        pass  # a project that is not there is told before a cycle that is not
     ids = [path.stem for path in _files(settings.directory) if path.stem.startswith(cycle)]
     if not ids:
         raise NotFound(f"no cycle has an id that begins with {cycle!r}; `art-patch cycles` lists them")
