@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Literal
@@ -27,6 +28,7 @@ _HEADER_S = 10.0  # within which a whole header must have arrived
 _PART_BYTES = 64 << 10  # largest header; and the part of a body, or of an answer, that must get on within `_PART_S`
 _PART_S = 60.0
 _MOST_CONNECTIONS = 4096
+_MAY_CLOSE_S = 10.0  # a server that was told to stop accepts connections for at most so long
 
 _Hook = Callable[[], Awaitable[None]] | None
 
@@ -103,6 +105,7 @@ def serve(
     on_ready: Callable[[], None] | None = None,
     stop: threading.Event | None = None,
     before: _Hook = None,
+    may_close: Callable[[], bool] = lambda: True,
     after: _Hook = None,
     keep_alive_s: int = 5,
     lifespan: Literal["on", "off"] = "off",
@@ -116,6 +119,8 @@ def serve(
         stop: the server ends when this event is set; for a server in a thread, which signals do not reach. A server
             that a signal ends sets it, before it closes any connection.
         before: runs on the event loop before the first request; `serve` raises its errors.
+        may_close: asked again and again once the server was told to stop. Until it returns true, new connections are
+            still accepted and requests answered, for ten seconds at most, or until a second interrupt.
         after: runs on the event loop after the last request, and also if `before` failed.
 
     Raises:
@@ -137,7 +142,7 @@ def serve(
         timeout_keep_alive=keep_alive_s,
         backlog=_BACKLOG,
     )
-    server = _Server(config, on_ready, stop or threading.Event(), before, after)
+    server = _Server(config, on_ready, stop or threading.Event(), may_close, before, after)
     server.run(sockets=[sock])
     if server.interrupted:
         raise KeyboardInterrupt
@@ -232,11 +237,12 @@ class _Server(uvicorn.Server):
     """uvicorn that reports when it is up, returns on SIGTERM and can be stopped from another thread."""
 
     def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[], None] | None, stop: threading.Event, *hooks: _Hook
-    ) -> None:
+        self, config: uvicorn.Config, on_ready: Callable[[], None] | None, stop: threading.Event,
+        may_close: Callable[[], bool], *hooks: _Hook,
+    ) -> None:  # fmt: skip
         super().__init__(config)
         self.interrupted = False
-        self._on_ready, self._stop = on_ready, stop
+        self._on_ready, self._stop, self._may_close = on_ready, stop, may_close
         self._before, self._after = hooks
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -256,9 +262,12 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Set `stop`, finish running requests, then run `after`."""
+        """Set `stop`, answer until `may_close`, finish running requests, then run `after`."""
         self._stop.set()
         try:
+            until = time.monotonic() + _MAY_CLOSE_S
+            while not self.force_exit and time.monotonic() < until and not self._may_close():
+                await asyncio.sleep(0.05)
             await super().shutdown(sockets)
         finally:
             await self._wind_up()

@@ -1,9 +1,16 @@
 """Keeps a running server ready to serve: loads policies that it lacks, and takes over the route from a dead server.
 
 The route, in the store, tells apps which server to call. If a project has several servers, the one that started last
-has the route. When it ends or stops answering, another server takes the route over. The old server may run on another
-machine and only be unreachable from here. In that case it takes the route back, and this server does not take it a
-second time, unless the old server has answered from here in between.
+has the route. Another server takes it over:
+
+- at its next look, if the server of the route says that it stops, or is a process of this machine that has ended;
+- after `MISSES` looks in which that server does not answer, or is not well.
+
+A server that stops goes on answering until another one has the route and apps have read that, so no call goes upstream.
+If a server is killed, calls go upstream until the next look of another one, and the next look of the apps at the route.
+
+The old server may run on another machine and only be unreachable from here. In that case it takes the route back, and
+this server does not take it a second time, unless the old server has answered from here in between.
 """
 
 import logging
@@ -14,15 +21,19 @@ from contextlib import suppress
 from threading import Event
 
 from art_patch import promotion, serving
+from art_patch._lib.process import lives
 from art_patch.errors import ArtPatchError, EngineError
 from art_patch.pipeline.decision_log import DecisionLog
-from art_patch.store import Ledger
+from art_patch.store import Server, Store
 from art_patch.types import Route
 
-EVERY_S = 2.0  # seconds between two checks of the server, its policies and the route
+EVERY_S = 1.0  # seconds between two checks of the server, its policies and the route
 MISSES = 2
 """Number of checks in a row in which the route's server does not answer before another server takes the route over."""
 RETRY_S = 30.0  # seconds to wait after a failed load before the same policy is loaded again
+BEAT_S = 5.0  # seconds between two signs of life of a server
+FORGET_S = 60.0  # the row of a server on another machine that gives no sign of life for so long is deleted
+LEAVE_S = 5.0  # longest time for which a server that stops waits for another one to take the route
 
 log = logging.getLogger("art_patch.serve")
 
@@ -31,14 +42,23 @@ class ServingUpkeep:
     """Keeps one server of a project ready to serve, from a background thread."""
 
     def __init__(
-        self, ledger: Ledger, engine: serving.EngineClient, address: str, take: Callable[[Route], bool]
-    ) -> None:
-        """Keep this server's client and address; `take` points an unchanged route to it and returns whether it did."""
-        self._ledger, self._engine, self._address, self._take = ledger, engine, address, take
-        self._decisions = DecisionLog(ledger)
+        self, store: Store, engine: serving.EngineClient, me: Server, take: Callable[[Route], bool],
+        *, follow_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Keep this server's client and row; `take` points an unchanged route to it and returns whether it did.
+
+        `follow_s` is how long apps may take to follow a changed route.
+        """
+        self._ledger, self._servers, self._engine, self._take = store.ledger, store.servers, engine, take
+        self._me, self._address, self._follow_s = me, me.base_url, follow_s
+        self._renewed_at = time.monotonic()
+        # By the id of another server: how often it has given a sign of life, and when that last changed here.
+        self._heard: dict[str, tuple[int, float]] = {}
+        self._decisions = DecisionLog(store.ledger)
         self._retry_at: dict[str, float] = {}
         self._missed: tuple[str | None, float | None, int] = (None, None, 0)
         self._taken_from: str | None = None
+        self._why_left = ""
 
     def look(self) -> None:
         """Log decisions, load what must serve and take a dead server's route; `EngineError` if this one is down."""
@@ -46,9 +66,15 @@ class ServingUpkeep:
         if self._engine.health():
             self._load_missing()
             self._take_route()
+            if time.monotonic() - self._renewed_at >= BEAT_S:
+                self._me, self._renewed_at = self._servers.renew(self._me, now=time.time()), time.monotonic()
+        self._forget_ended()
 
     def keep(self, stop: Event) -> None:
-        """Call `look` every `EVERY_S` seconds until `stop` is set. An error is logged once; the next call retries."""
+        """Call `look` every `EVERY_S` seconds until `stop` is set, then leave the route to another server.
+
+        An error is logged once; the next call retries.
+        """
         trouble = ""
         while not stop.wait(EVERY_S):
             try:
@@ -60,6 +86,32 @@ class ServingUpkeep:
                 trouble = str(error)
         with suppress(ArtPatchError, sqlite3.Error):
             self._decisions.look()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._me = self._servers.renew(self._me, leaving=True, now=time.time())
+        others = [each for each in self._others() if not each.leaving and lives(each.owner) is not False]
+        until = time.monotonic() + (LEAVE_S if others else 0.0)
+        while time.monotonic() < until and self._ledger.route().base_url == self._address:
+            time.sleep(0.1)
+        if others:  # also if the route changed a moment ago: some apps have not read it yet
+            time.sleep(self._follow_s)
+
+    def _others(self) -> list[Server]:
+        return [each for each in self._servers.all() if each.owner.id != self._me.owner.id]
+
+    def _forget_ended(self) -> None:
+        route, now = self._ledger.route().base_url, time.monotonic()
+        heard: dict[str, tuple[int, float]] = {}
+        for each in self._others():
+            beat, at = self._heard.get(each.owner.id, (each.beat, now))
+            heard[each.owner.id] = (each.beat, at if each.beat == beat else now)
+            alive = lives(each.owner)
+            ended = alive is False or (alive is None and now - heard[each.owner.id][1] >= FORGET_S)
+            # The row of the server that has the route tells that it has ended, until another one has the route.
+            if ended and (each.base_url != route or route == self._address):
+                self._servers.remove(each)
+        self._heard = heard
 
     def _load_missing(self) -> None:
         # The server is asked before the ledger: a policy that is retired leaves the ledger before the server unloads
@@ -86,13 +138,21 @@ class ServingUpkeep:
             return
         if self._take(route):
             self._taken_from = route.base_url
-            why = "no server had it" if route.base_url is None else f"{route.base_url} does not answer any more"
+            why = "no server had it" if route.base_url is None else f"{route.base_url} {self._why_left}"
             log.warning("%s took the route over: %s", self._address, why)
 
     def _is_left(self, address: str, route: Route) -> bool:
-        """Return whether no server answers at the route's address, `MISSES` times in a row."""
+        """Return whether the server at the route's address stops or has ended, or was not well `MISSES` times in a row.
+
+        Of an address that somebody else has set, any answer is enough.
+        """
+        its = [each for each in self._others() if each.base_url == address]
+        if its and all(each.leaving or lives(each.owner) is False for each in its):
+            self._why_left = "stops" if any(each.leaving for each in its) else "has ended"
+            return True
+        self._why_left = "does not answer any more"
         with serving.EngineClient(address) as other:
-            alive = other.answers()
+            alive = other.health() if its else other.answers()
         if alive:
             self._taken_from, self._missed = None, (None, None, 0)
             return False

@@ -127,6 +127,7 @@ def run_server(
     policies: Sequence[str] = (),
     spare: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
+    may_close: Callable[[], bool] = lambda: True,
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
     serves: Callable[[str], str | None] | None = None,
@@ -134,7 +135,8 @@ def run_server(
 ) -> None:
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
-    If a signal ends it, it sets `stop` first. `api_key`, `admin_key`, `serves` and `max_body` are those of `build_app`.
+    If a signal ends it, it sets `stop` first, and answers new requests until `may_close` returns true. `api_key`,
+    `admin_key`, `serves` and `max_body` are those of `build_app`.
 
     Args:
         names: other host names of this server, such as that of a reverse proxy in front of it.
@@ -161,6 +163,7 @@ def run_server(
                 on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)),
                 stop=stop,
                 before=partial(_begin, engine, policies, spare),
+                may_close=may_close,
                 after=engine.stop,
                 keep_alive_s=75,
                 log_level=None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.leases import Lease, Leases, lost
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.route import read_route
+    from art_patch.store.ledger.servers import Server, Servers
     from art_patch.store.ledger.transfers import ExportNote, SentItem
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Summary
     from art_patch.store.queries.evidence import CONTROL_S

@@ -12,14 +12,18 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from art_patch._lib.key_files import admin_key
+from art_patch._lib.process import owning
 from art_patch.cli.app import app
 from art_patch.pipeline import ServingUpkeep
 from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
@@ -221,7 +225,9 @@ class Project:
 
     def __init__(self, store: Store, own: EngineClient) -> None:
         self.ledger = store.ledger
-        self.keeper = ServingUpkeep(store.ledger, own, OWN, self.take)
+        with owning() as owner:
+            me = store.servers.announce(OWN, owner, now=0.0)
+        self.keeper = ServingUpkeep(store, own, me, self.take)
         self.taken = 0
 
     def take(self, before: Route) -> bool:
@@ -254,6 +260,116 @@ def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
         assert not store.ledger.set_engine(OWN, before=before, who="too late")
     store.ledger.set_engine(None, who="test")
     assert (project.after(2 * MISSES), project.taken) == (None, 3), "a server that is not well takes nothing"
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    """A server that answers every request with 501."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_a_server_that_has_ended_or_leaves_loses_the_route_at_once(tmp_path: Path, base: Path, store: Store):
+    """Also the server whose process lives, but which is not well; it has looks until it is well again."""
+    with (
+        serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "default" / "adapters")) as running,
+        serving() as well,
+        http_server() as unwell,
+        owning() as owner,
+    ):
+        project, address = Project(store, running.client), well.url
+        ended = store.servers.announce(address, replace(owner, id="ended", started="1"), now=1.0)
+        store.ledger.set_engine(address, who="test")
+        assert project.after(1) == OWN
+        assert ended not in store.servers.all()
+        lives = store.servers.announce(address, owner, now=2.0)
+        store.ledger.set_engine(address, who="test")
+        assert project.after(2 * MISSES) == address
+        store.servers.renew(lives, leaving=True, now=3.0)
+        assert project.after(1) == OWN
+        assert [server.base_url for server in store.servers.all()] == [address, OWN], "it answers still"
+        store.servers.announce(unwell, replace(owner, id="other", boot="another machine"), now=4.0)
+        store.ledger.set_engine(unwell, who="test")
+        assert project.after(MISSES - 1) == unwell
+        assert project.after(1) == OWN
+
+
+TALKER = """
+import json
+import pathlib
+import sys
+import time
+import openai
+import art_patch as art
+
+art.patch()
+client = openai.OpenAI(api_key="k", base_url=sys.argv[1], max_retries=0)
+failed = 0
+while not pathlib.Path(sys.argv[2]).exists():
+    try:
+        client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "hi"}], max_tokens=2)
+    except openai.OpenAIError:
+        failed += 1
+    time.sleep(0.02)
+print(json.dumps([failed, art.status().fallbacks]))
+assert art.flush(30)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ends", ["the newer", "the older"])
+def test_of_two_servers_either_may_end_under_traffic(
+    ends: str, how: signal.Signals, tmp_path: Path, base: Path, store: Store
+):
+    """No call fails. If the server is told to stop, none goes upstream."""
+
+    def answered(server: Serving) -> None:
+        since = time.time()
+        until(lambda: store.ledger.route().base_url == server.ready["base_url"])
+        until(lambda: [call for run in store.read.recent(limit=9) for call in run.calls if is_its(call, since)])
+
+    def is_its(call: Any, since: float) -> bool:
+        return call.started_at > since and call.policy == "agent@1"
+
+    def states() -> dict[str, str]:
+        facts = json.loads(art_patch("status", "--json", home=tmp_path).stdout)
+        return {server["base_url"]: server["state"] for server in facts["servers"]}
+
+    older, newer = Serving(base, tmp_path), Serving(base, tmp_path)
+    enough, talker = tmp_path / "enough", None
+    try:
+        with serving() as upstream:
+            talker = subprocess.Popen(
+                [sys.executable, "-c", TALKER, upstream.url, str(enough)],
+                env=ENVIRONMENT | {"ART_PATCH_HOME": str(tmp_path)}, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            answered(newer)
+            assert states() == {newer.ready["base_url"]: "has the route", older.ready["base_url"]: "stands by"}
+            assert "stands by" in art_patch("status", home=tmp_path).stdout
+            if ends == "the newer":
+                newer.stop(how)
+                answered(older)
+            else:
+                older.stop(how)
+                answered(newer)
+            left = older if ends == "the newer" else newer
+            until(lambda: states() == {left.ready["base_url"]: "has the route"})
+            enough.touch()
+            said, _ = talker.communicate(timeout=60)
+            failed, fell_back = json.loads(said)
+            assert failed == 0
+            assert how is signal.SIGKILL or fell_back == 0
+            left.stop()
+            assert (store.ledger.route().base_url, store.servers.all(), store.verify()) == (None, (), [])
+    finally:
+        if talker is not None:
+            talker.kill()
+            talker.wait()
+        older.stop()
+        newer.stop()
 
 
 def test_a_learner_whose_files_are_gone_keeps_no_server_from_starting(tmp_path: Path, base: Path, store: Store):

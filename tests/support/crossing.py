@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from art_patch._lib.process import Owner
 from art_patch.errors import ArtPatchError
-from art_patch.store import Filter, Lease, SentItem, Store
+from art_patch.store import Filter, Lease, SentItem, Server, Store
 from art_patch.store.schema.tables import whole
 from art_patch.types import AppReport, Correction, Group, Judgement, Policy, Score, SpanInfo, TrainedRow, Trajectory
 from tests.support.store_samples import call, info
@@ -56,6 +56,7 @@ def fill(store: Store, whose: str, mark: str) -> None:
         )
         store.ledger.move("agent@1", "canary", percent=10.0, who=mark, reason=mark, now=4.0)
     store.leases.take(store.leases.read("cycle"), OWNER, who=mark, now=1.0)
+    store.servers.announce(f"http://{mark}/v1", OWNER, now=1.0)
     with store.transfers.note_export(f"/{mark}.jsonl", "chat", who=mark, now=1.0) as note:
         note.add(["shared"])
     store.sent.add("tracker", [SentItem("shared", mark, "shared")], now=1.0)
@@ -122,6 +123,7 @@ READS: dict[str, Attempt] = {
     "consent.withdrawn": lambda s: s.consent.withdrawn(),
     "consent.learned_from": lambda s: s.consent.learned_from(RUNS),
     "consent.left_out": lambda s: s.consent.left_out(),
+    "servers.all": lambda s: s.servers.all(),
     "leases.read": lambda s: s.leases.read("cycle"),
     "transfers.exports": lambda s: [(one.path, one.who) for one in s.transfers.exports()],
     "transfers.groups_of": lambda s: s.transfers.groups_of(RUNS),
@@ -154,6 +156,9 @@ WRITES: dict[str, Attempt] = {
     "consent.give": lambda s: s.consent.give("zebra-user", who="me", now=5.0),
     "consent.spread": lambda s: (s.write([info("shared", learn=False)]), s.consent.spread()),
     "consent.note_start": lambda s: s.consent.note_start("serve"),
+    "servers.announce": lambda s: s.servers.announce("http://mine/v1", OWNER, now=2.0),
+    "servers.renew": lambda s: s.servers.renew(Server("http://mine/v1", OWNER, 1.0, 1.0), now=3.0),
+    "servers.remove": lambda s: s.servers.remove(Server("http://mine/v1", OWNER, 1.0, 1.0)),
     "leases.take": lambda s: s.leases.take(s.leases.read("cycle"), OWNER, who="me", now=2.0),
     "leases.renew": lambda s: s.leases.renew(Lease("cycle", 1, 0, OWNER), now=3.0),
     "leases.release": lambda s: s.leases.release(Lease("cycle", 1, 0, OWNER)),

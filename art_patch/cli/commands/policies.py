@@ -21,6 +21,9 @@ from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.settings import Settings
 
 REASON = Option("Reason, for the ledger.")
+_THREADS = "art_patch-"
+UPKEEP = f"{_THREADS}upkeep"
+"""Name of the thread that keeps a server ready, and leaves the route to another one at the end."""
 POLICY = typer.Argument(help="NAME@STEP of a candidate, of a policy being tested, or of a retired policy.")
 
 
@@ -208,7 +211,7 @@ def find_engine(settings: Settings, ledger: store.Ledger, *, within_s: float = 5
 def watch_beside(
     settings: Settings,
     engine: serving.EngineClient,
-    address: str,
+    me: store.Server,
     key_file: Callable[[], str | None],
     *,
     who: str,
@@ -216,18 +219,19 @@ def watch_beside(
 ) -> list[Thread]:
     """Start the threads of a server that watch the canary test and keep the champion loaded, until `stop` is set.
 
-    Apps reach this server at `address`. `key_file` writes the server's key to a file that apps read, and returns its
+    `me` is this server's row in the store. `key_file` writes the server's key to a file that apps read, and returns its
     path.
     """
 
     def watch(own: store.Store) -> None:
         pipeline.watch(own, engine, canary_config(settings), who=who, stop=stop)
 
-    def keep(own: store.Store) -> None:
+    def upkeep(own: store.Store) -> None:
         def take(before: types.Route) -> bool:
-            return own.ledger.set_engine(address, key_file=key_file(), before=before, who=who)
+            return own.ledger.set_engine(me.base_url, key_file=key_file(), before=before, who=who)
 
-        pipeline.ServingUpkeep(own.ledger, engine, address, take).keep(stop)
+        follow_s = 3 * settings.poll_interval_s  # more than once, for apps that are busy
+        pipeline.ServingUpkeep(own, engine, me, take, follow_s=follow_s).keep(stop)
 
     def run(job: Callable[[store.Store], None]) -> None:
         # Each thread has a connection of its own, so that neither waits for a transaction of the other.
@@ -235,8 +239,8 @@ def watch_beside(
             job(own)
 
     # Daemons, because a look that hangs must not keep the server from ending.
-    jobs = (watch, keep)
-    threads = [Thread(target=run, args=(job,), name=f"art_patch-{job.__name__}", daemon=True) for job in jobs]
+    jobs = (watch, upkeep)
+    threads = [Thread(target=run, args=(job,), name=f"{_THREADS}{job.__name__}", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     return threads

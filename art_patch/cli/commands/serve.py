@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,10 @@ import typer
 from art_patch import pipeline, policies, promotion, serving, store
 from art_patch._lib.events import event
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
+from art_patch._lib.process import owning
 from art_patch.cli import output
 from art_patch.cli.commands.consent import tell_once
-from art_patch.cli.commands.policies import watch_beside
+from art_patch.cli.commands.policies import UPKEEP, watch_beside
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
@@ -26,7 +28,7 @@ from art_patch.errors import ConfigError
 from art_patch.settings import Settings, load_settings
 from art_patch.types import Policy
 
-_LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun
+_LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun, or for another server
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +138,34 @@ def serve(
     # What was taken back from the calls once, as by the control group, does not come back by a restart of the server.
     if take_over and (leads := opened.ledger.learner()) is not None and leads.name not in opened.ledger.champions():
         opened.ledger.move(leads.name, "champion", who=who, reason="taken over by hand, without a proof")
-    here: list[str] = []
+    here: list[store.Server] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
     stop, watchers, watching = Event(), list[Thread](), ExitStack()
 
     def on_ready(url: str) -> None:
         # Users write the address with or without /v1.
-        here.append(f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1")
+        address = f"{(advertise or url).rstrip('/').removesuffix('/v1')}/v1"
+        me = opened.servers.announce(address, watching.enter_context(owning()), now=time.time())
+        here.append(me)
         # Apps read the route from the store, so they send their next call here.
-        opened.ledger.set_engine(here[0], key_file=key_file_for_apps(), who=who)
+        opened.ledger.set_engine(address, key_file=key_file_for_apps(), who=who)
         own = serving.EngineClient(url, key, admin_key=own_key)
         watching.callback(own.close)
-        watchers.extend(watch_beside(settings, own, here[0], key_file_for_apps, who=who, stop=stop))
+        watchers.extend(watch_beside(settings, own, me, key_file_for_apps, who=who, stop=stop))
         route = opened.ledger.route()
         serves, kind = route.champion, "vllm" if choice.vllm else "embedded"
-        facts: dict[str, Any] = {"base_url": here[0], "champion": serves, "learner": route.learner}
-        event("serve", "ready at %s, champion %s", here[0], serves or "upstream", event="ready", engine=kind, **facts)
+        facts: dict[str, Any] = {"base_url": address, "champion": serves, "learner": route.learner}
+        event("serve", "ready at %s, champion %s", address, serves or "upstream", event="ready", engine=kind, **facts)
         if not project.answered(facts | {"models": served.policies(), "engine": kind}):
             said = f"[b]{serves}[/] serves" if serves else f"{pipeline.why_none_serves(opened)}; the engine is"
-            output.stdout().print(f"{said} at {here[0]}   (Ctrl-C stops it)")
+            output.stdout().print(f"{said} at {address}   (Ctrl-C stops it)")
             if serves and not on_record:
                 why = "no answer of a provider is on record, so it answers every call that a policy can, untested"
                 output.stdout().print(why, style="dim")
+
+    def may_close() -> bool:
+        # While another server takes the route, calls still come here; see `ServingUpkeep`.
+        return not any(thread.is_alive() for thread in watchers if thread.name == UPKEEP)
 
     try:
         # Only the champion must load. A policy that is tested or learns and whose files are damaged is left out.
@@ -166,6 +174,7 @@ def serve(
         serving.run_server(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
             policies=must, spare=[name for name in wanted if name not in must], on_ready=on_ready, stop=stop,
+            may_close=may_close,
             serves=partial(_serves, opened.ledger), max_body=max_body_mib << 20,
         )  # fmt: skip
     finally:
@@ -175,8 +184,10 @@ def serve(
         event("serve", "the server ends", event="end")
         watching.close()
         # Compare and replace: another server of the project may take the route at this moment.
-        if here and (route := opened.ledger.route()).base_url == here[0]:
+        if here and (route := opened.ledger.route()).base_url == here[0].base_url:
             opened.ledger.set_engine(None, before=route, who=who)
+        if here:
+            opened.servers.remove(here[0])
         opened.close()
 
 

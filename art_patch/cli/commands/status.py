@@ -14,6 +14,7 @@ import typer
 
 from art_patch import doctor as examinations
 from art_patch import pipeline, promotion, rewards, serving, store, trackers, types
+from art_patch._lib.process import lives
 from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed
@@ -64,6 +65,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "learner": pipeline.standing(opened, min_scenarios=settings.gate_scenarios),
         "challenger": {"policy": route.challenger, **challenger} if route.challenger else None,
         "engine": _engine(settings, route.base_url, route.key_file),
+        "servers": [_server(settings, server, route) for server in opened.servers.all()],
         "recorded": opened.read.counts(),
         "disagreement": asdict(differ) | {"share": differ.share},
         "policies": [
@@ -84,6 +86,15 @@ def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> d
         return {"base_url": base_url, "healthy": client.health(), "models": list(client.models())}
     except EngineError as error:
         return unknown | {"error": str(error)}
+
+
+def _server(settings: Settings, server: store.Server, route: types.Route) -> dict[str, Any]:
+    """Return the facts of a server that has announced itself; it has the route, stands by, is leaving or has ended."""
+    alive = lives(server.owner)
+    state = "leaving" if server.leaving else "has the route" if server.base_url == route.base_url else "stands by"
+    times = {"since": server.since, "renewed_at": server.renewed_at}
+    facts = {"state": "ended" if alive is False else state, "process": str(server.owner), **times}
+    return _engine(settings, server.base_url, route.key_file) | facts
 
 
 @command
@@ -196,6 +207,11 @@ def _print_status(facts: dict[str, Any]) -> None:
         ("trajectories", f"{recorded['trajectories']} in {recorded['scenarios']} grouped scenarios"),
         ("groups", output.listed([f"{count} {state}" for state, count in recorded["groups"].items()], "none yet")),
     ]
+    standing_by = [each for each in facts["servers"] if each["state"] in ("stands by", "leaving")]
+    for each in reversed(standing_by):
+        rows.insert(
+            5, ("leaving" if each["state"] == "leaving" else "stands by", _stands_by(each, facts["champion"], now))
+        )
     if (tested := facts["challenger"]) is not None:
         rows.insert(4, ("challenger", _tested(tested, now)))
     if (learner := facts["learner"]) is not None:
@@ -233,6 +249,13 @@ def _print_status(facts: dict[str, Any]) -> None:
             moves.add_row(at, *(output.cell(move[key]) for key in ("policy", "to_state", "who", "reason")))
         console.print()
         console.print(moves)
+
+
+def _stands_by(server: dict[str, Any], champion: str | None, now: float) -> str:
+    health = "healthy" if server["healthy"] else "[red]not reachable[/]"
+    if server["healthy"] and champion not in (None, *server["models"]):
+        health = f"[yellow]loads {champion}[/]"
+    return f"{server['base_url']} {health}, started {output.ago(now - server['since'])} ago"
 
 
 def _no_champion(facts: dict[str, Any]) -> str:
