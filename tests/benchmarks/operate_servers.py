@@ -77,8 +77,8 @@ def servers(kills: int, seed: int) -> dict[str, Any]:
                 time.sleep(rng.uniform(0.0, 3.0))
                 which = rng.randrange(2)
                 had_route = store.ledger.route().base_url == running[which].ready["base_url"]
+                killed.append((time.time(), had_route))  # before: a call may fail before `stop` returns
                 running[which].stop(signal.SIGKILL)
-                killed.append((time.time(), had_route))
                 time.sleep(TAKEOVER_S)
                 running[which] = Serving(base, home, "--take-over", "--threads", "1")
                 say(f"kill {number + 1} of {kills}")

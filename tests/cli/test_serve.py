@@ -30,7 +30,7 @@ from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
 from art_patch.policies import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
-from art_patch.types import Policy, Route
+from art_patch.types import UNREACHABLE, Policy, Route
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch
 from tests.support.engines import serve
 from tests.support.servers import serving
@@ -313,8 +313,8 @@ while not pathlib.Path(sys.argv[2]).exists():
     except openai.OpenAIError:
         failed += 1
     time.sleep(0.02)
-print(json.dumps([failed, art.status().fallbacks]))
 assert art.flush(30)
+print(failed)
 """
 
 
@@ -324,7 +324,7 @@ assert art.flush(30)
 def test_of_two_servers_either_may_end_under_traffic(
     ends: str, how: signal.Signals, tmp_path: Path, base: Path, store: Store
 ):
-    """No call fails. If the server is told to stop, none goes upstream."""
+    """No call fails. If the server is told to stop, none finds that nobody is there."""
 
     def answered(server: Serving) -> None:
         since = time.time()
@@ -359,9 +359,10 @@ def test_of_two_servers_either_may_end_under_traffic(
             until(lambda: states() == {left.ready["base_url"]: "has the route"})
             enough.touch()
             said, _ = talker.communicate(timeout=60)
-            failed, fell_back = json.loads(said)
-            assert failed == 0
-            assert how is signal.SIGKILL or fell_back == 0
+            assert said == "0\n"
+            # A machine that is busy may time out, which is another reason.
+            reasons = Counter(call.fallback for run in store.read.recent(limit=99_999) for call in run.calls)
+            assert how is signal.SIGKILL or UNREACHABLE not in reasons, reasons
             left.stop()
             assert (store.ledger.route().base_url, store.servers.all(), store.verify()) == (None, (), [])
     finally:

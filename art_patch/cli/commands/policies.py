@@ -230,7 +230,7 @@ def watch_beside(
         def take(before: types.Route) -> bool:
             return own.ledger.set_engine(me.base_url, key_file=key_file(), before=before, who=who)
 
-        follow_s = 3 * settings.poll_interval_s  # more than once, for apps that are busy
+        follow_s = 4 * settings.poll_interval_s  # more than once, for apps that are busy
         pipeline.ServingUpkeep(own, engine, me, take, follow_s=follow_s).keep(stop)
 
     def run(job: Callable[[store.Store], None]) -> None:
