@@ -179,9 +179,8 @@ def test_rollback_goes_back_one_champion_at_a_time_with_and_without_an_engine(pl
     assert rollback(place.store.ledger, None, who="me", reason="worse still").name == "agent@0"
     with pytest.raises(StoreError, match="no earlier champion"):
         rollback(place.store.ledger, None, who="me", reason="?")
-    assert (
-        promote(place.store.ledger, place.client, "agent@2", who="me", reason="it was not the model").name == "agent@2"
-    )
+    back = rollback(place.store.ledger, place.client, to="agent@2", who="me", reason="it was not the model")
+    assert back.name == "agent@2"
     assert place.states() == {"agent@0": "retired", "agent@1": "retired", "agent@2": "champion"}
 
 
