@@ -167,8 +167,13 @@ class ModelRuntime:
         """Make a policy of the project the champion, without a gate run; see `LocalBackend.promote`."""
         if self._champion().name != name:
             reason = "gone back to by hand; no gate was asked"
+            ledger = self._opened().ledger
+            found = ledger.policy(name)
             with self._engine_for(name) as engine:
-                promotion.promote(self._opened().ledger, engine, name, who=self._who, reason=reason)
+                if found is not None and found.state == "retired":
+                    promotion.rollback(ledger, engine, to=name, who=self._who, reason=reason)
+                else:
+                    promotion.promote(ledger, engine, name, who=self._who, reason=reason)
         return self._champion()
 
     @_on_store_thread

@@ -163,7 +163,7 @@ def test_what_is_printed_can_be_piped(machine: Machine):
     pod = told["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "r/a:1"
     assert pod["containers"][0]["args"][-2:] == ["--min-groups", "2"]
-    assert machine.run("print").stdout.splitlines()[1].startswith("17 3 * * * cd ")
+    assert machine.run("print").stdout.splitlines()[1].startswith("17 3 * * * _log=")
     assert not machine.home.exists() and not machine.table.exists(), "print writes nothing"
 
 

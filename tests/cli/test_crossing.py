@@ -25,7 +25,9 @@ from tests.support.crossing import MARK, fill, rows_of
 from tests.support.postgres import new_server
 
 COMMANDS = (
-    "status", "groups", "history", "report", "analytics", "policies", "trajectories list", "trajectories list --user u",
+    "status", "groups", "groups show zebra-run-group", "groups show shared-group", "history", "report", "analytics",
+    "policies", "policies show zebra@1", "policies show agent@1", "cycles", "cycles show c1", "config --json",
+    "trajectories list", "trajectories list --user u",
     "trajectories list --policy agent@0", "trajectories list --group zebra-run-group", "trajectories show zebra-run",
     "trajectories show zebra", "trajectories show shared", "diff agent@0 zebra@1", "diff agent@0 agent@1",
     "export out/all.jsonl", "export out/whole.jsonl --format trajectories --user u",
@@ -109,7 +111,8 @@ def run(command: str, url: str, place: Path, sink: Sink, project: str = "mine") 
     text = f"{result.output}{result.exception!r}".replace(str(place), "PLACE").replace(url, "STORE")
     written = [path.read_bytes() for path in sorted(place.glob("out/**/*")) if path.is_file()]
     mark = [what for what in (*written, *sink.received) if MARK.encode() in what]
-    return f"{re.sub(r'[0-9.]+ (s|min|h|ms) ago', 'ago', text)}{mark}"
+    text = re.sub(r"[0-9.]+ (s|min|h|ms) ago|after [0-9.]+ s|[0-9]{4}-[0-9-]+T[0-9:.]+Z", "then", text)
+    return f"{text}{mark}"
 
 
 def crossings(commands: tuple[str, ...], shared: str, tmp_path: Path, sink: Sink) -> tuple[dict[str, str], int]:

@@ -13,7 +13,6 @@ from art_patch.store import open_store
 from art_patch.types import Policy
 from tests.support.command_line import art_patch, says
 
-NOW = time.time()
 STAGES = {"score": 60.0, "train": 600.0, "nothing": 0.0}
 REPORTS = [
     (CycleReport("failed", "JudgeError: it answers 401", "agent@0"), 50.0),
@@ -36,8 +35,8 @@ def home(tmp_path: Path) -> Path:
     store.close()
     for report, hours in REPORTS:
         write_report(
-            report, tmp_path / "default", who="ada (art-patch retrain)", began_at=NOW - hours * 3600, took_s=900.0,
-            stages_s=STAGES,
+            report, tmp_path / "default", who="ada (art-patch retrain)", began_at=time.time() - hours * 3600,
+            took_s=900.0, stages_s=STAGES,
         )  # fmt: skip
     (tmp_path / "default" / "cycles" / "20200101T000000Z-broken.json").write_text("{")
     return tmp_path
