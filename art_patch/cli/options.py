@@ -6,7 +6,7 @@ import getpass
 import re
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -200,6 +200,23 @@ class TrajectoryFilter(RunFilter):
 
 FROM_ENV_FILE = set[str]()
 """Names of the variables that `--env-file` set in this process."""
+
+
+MOST_IDS = 6  # one more than are named where several begin alike
+
+
+def the_one(prefix: str, ids: Sequence[str], kind: str, *, listed_by: str) -> str:
+    """Return the id that a person means by its beginning, of those (`ids`) that begin so; the whole id is enough.
+
+    `NotFound` if there is none, `ConfigError` if there are several.
+    """
+    if prefix in ids or len(ids) == 1:
+        return prefix if prefix in ids else ids[0]
+    shown = one_line(prefix)
+    if not ids:
+        raise NotFound(f"no {kind} has an id that begins with {shown!r}; `{listed_by}` has their ids")
+    several = ", ".join(map(one_line, ids[: MOST_IDS - 1])) + (", ..." if len(ids) >= MOST_IDS else "")
+    raise ConfigError(f"several ids begin with {shown!r}: {several}; say more of it")
 
 
 def require_policy(opened: store.Store, name: str | None) -> None:

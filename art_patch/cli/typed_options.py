@@ -18,6 +18,7 @@ import typer
 from art_patch import settings
 from art_patch._lib.option import Option
 from art_patch.cli.output import interrupted
+from art_patch.errors import ConfigError
 
 
 class Only(NamedTuple):
@@ -142,6 +143,19 @@ def setting_texts() -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(below.value)))
     return texts
+
+
+def is_before_subcommand(context: Any) -> bool:
+    """Return whether Typer runs a command that is a group, too, because one of its subcommands follows.
+
+    `ConfigError` if options stand before the subcommand's name: Typer would drop them silently.
+    """
+    if (words := context.invoked_subcommand) is None:
+        return False
+    if any(given_on_the_command_line(context, name) for name in context.params):
+        whole = f"{context.command_path} {words}"
+        raise ConfigError(f"options of `{whole}` go behind its name; there are some before it")
+    return True
 
 
 def given_on_the_command_line(context: Any, name: str) -> bool:

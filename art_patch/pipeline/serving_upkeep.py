@@ -58,7 +58,6 @@ class ServingUpkeep:
         self._retry_at: dict[str, float] = {}
         self._missed: tuple[str | None, float | None, int] = (None, None, 0)
         self._taken_from: str | None = None
-        self._why_left = ""
 
     def look(self) -> None:
         """Log decisions, load what must serve and take a dead server's route; `EngineError` if this one is down."""
@@ -131,36 +130,36 @@ class ServingUpkeep:
 
     def _take_route(self) -> None:
         route = self._ledger.route()
-        if route.base_url == self._address or (route.base_url is not None and not self._is_left(route.base_url, route)):
+        if route.base_url == self._address:
+            return
+        why = "no server had it" if route.base_url is None else self._why_left(route.base_url, route)
+        if not why:
             return
         first = route.champion or route.challenger or route.learner
         if first is None or first not in self._engine.models():
             return
         if self._take(route):
             self._taken_from = route.base_url
-            why = "no server had it" if route.base_url is None else f"{route.base_url} {self._why_left}"
             log.warning("%s took the route over: %s", self._address, why)
 
-    def _is_left(self, address: str, route: Route) -> bool:
-        """Return whether the server at the route's address stops or has ended, or was not well `MISSES` times in a row.
+    def _why_left(self, address: str, route: Route) -> str:
+        """Return that the route's server stops, has ended, or was not well `MISSES` times in a row; else nothing.
 
         Of an address that somebody else has set, any answer is enough.
         """
         its = [each for each in self._others() if each.base_url == address]
         if its and all(each.leaving or lives(each.owner) is False for each in its):
-            self._why_left = "stops" if any(each.leaving for each in its) else "has ended"
-            return True
-        self._why_left = "does not answer any more"
+            return f"{address} {'stops' if any(each.leaving for each in its) else 'has ended'}"
         with serving.EngineClient(address) as other:
             alive = other.health() if its else other.answers()
         if alive:
             self._taken_from, self._missed = None, (None, None, 0)
-            return False
+            return ""
         # The count is that of one server: the same address with another `engine_since` is a server that restarted.
         url, since, count = self._missed
         count = count + 1 if (url, since) == (address, route.engine_since) else 1
         self._missed = (address, route.engine_since, count)
-        return count >= MISSES and address != self._taken_from
+        return f"{address} does not answer any more" if count >= MISSES and address != self._taken_from else ""
 
     def _load(self, name: str) -> bool:
         now = time.monotonic()

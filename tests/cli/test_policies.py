@@ -172,6 +172,8 @@ def test_what_was_retired_is_tested_again_and_never_serves_untested(home: Path):
     assert "worse: agent@1 0.250 in 1 run against agent@2 0.750 in 1 run" in worse.stderr
     ended = "agent@1 is retired; agent@2 answers every session; no app process runs at present\n"
     assert art_patch("rollback", "--dry-run", home=home).stdout == f"dry run, nothing is changed: {ended}"
+    told = said(home, "rollback", "--dry-run")
+    assert (told["champion"], told["test_ended"], told["rejected"]) == ("agent@2", "agent@1", None)
     assert art_patch("rollback", home=home).stdout == ended
     assert states(home)["agent@1"] == ("retired", None)
     assert went_back(home, "--to", "agent@1") == ("agent@1", None)
@@ -229,7 +231,7 @@ def test_one_goes_back_to_whom_one_names(home: Path):
     assert would.stdout == "dry run, nothing is changed: agent@0 serves again; no app process runs at present\n"
     assert would.stderr == ""
     assert said(home, "rollback", "--to", "upstream", "--dry-run") == {
-        "champion": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,
+        "champion": None, "test_ended": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,
         "rewards": {"agent@2": {"reward": 0.5, "runs": 1}, "upstream": {"reward": 1.0, "runs": 1}},
     }  # fmt: skip
     says(art_patch("rollback", "--to", "agent@2", home=home), 14, "answers already")

@@ -46,7 +46,8 @@ def test_a_canary_is_given_up_before_the_engine_is_asked(url: str, capsys: pytes
         rollback(store=url, as_json=True)
         thread.join()
     assert json.loads(capsys.readouterr().out) == {
-        "champion": "agent@0", "rejected": "agent@1", "was": "agent@0", "rewards": {}, "apps": 0, "dry_run": False,
+        "champion": "agent@0", "test_ended": "agent@1", "rejected": "agent@1", "was": "agent@0", "rewards": {},
+        "apps": 0, "dry_run": False,
     }  # fmt: skip
     assert challengers == [None]
 
@@ -73,5 +74,6 @@ def test_a_canary_is_given_up_although_the_engines_key_is_gone(url: str, capsys:
         store.ledger.set_engine("http://127.0.0.1:9", key_file="/nowhere", who="test")
     rollback(store=url, as_json=True)
     assert json.loads(capsys.readouterr().out) == {
-        "champion": "agent@0", "rejected": "agent@1", "was": "agent@0", "rewards": {}, "apps": 0, "dry_run": False,
+        "champion": "agent@0", "test_ended": "agent@1", "rejected": "agent@1", "was": "agent@0", "rewards": {},
+        "apps": 0, "dry_run": False,
     }  # fmt: skip

@@ -126,8 +126,8 @@ def test_a_conversation_as_json_is_what_export_writes(home: Path, tmp_path: Path
     ("arguments", "code", "words"),
     [
         (["trajectories", "show", "a"], 2, ["several ids begin with 'a': a0, a1, a2", "say more"]),
-        (["trajectories", "show", "nobody"], 2, ["no trajectory has an id that begins with 'nobody'"]),
-        (["trajectories", "show", "\x1b[2J"], 2, ["\\x1b[2J"]),
+        (["trajectories", "show", "nobody"], 19, ["no trajectory has an id that begins with 'nobody'"]),
+        (["trajectories", "show", "\x1b[2J"], 19, ["\\x1b[2J"]),
         (["trajectories", "list", "--since", "yesterday"], 2, ["--since", "7d"]),
         (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),
         (["trajectories", "list", "--origin", "moon"], 2, ["--origin", "imported"]),

@@ -1,8 +1,8 @@
 """`art-patch cycles`: what the last cycles did, whether the scheduled job ran, and what the next cycle waits for.
 
-The reports are files (`pipeline/cycle_run.py` writes them), so they can be read while the store cannot be opened. A
-`retrain` that ended before its cycle began, because no engine or no judge was there, leaves no report: its words are in
-the job's log, of which the last line is shown.
+The reports are files in the project's directory, which `pipeline/cycle_run.py` writes. A `retrain` that ended before
+its cycle began, because no engine or no judge was there, leaves no report: its words are in the job's log, of which the
+last line is shown.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import typer
 
 from art_patch import errors, pipeline, store
 from art_patch.cli import output
-from art_patch.cli.options import Project
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line
-from art_patch.errors import ArtPatchError, ConfigError, GateRejected, NotFound
+from art_patch.cli.options import Project, the_one
+from art_patch.cli.typed_options import Option, command, is_before_subcommand
+from art_patch.errors import ArtPatchError, GateRejected, NotFound
 from art_patch.settings import Settings
 
 JOB_LOG = "retrain.log"  # in the project's directory: to it crontab's line of `art-patch cron install` appends
@@ -36,9 +36,7 @@ def cycles(
 
     The newest 200 reports are kept on the machine where the cycles ran.
     """
-    if (words := context.invoked_subcommand) is not None:
-        if any(given_on_the_command_line(context, name) for name in context.params):
-            raise ConfigError(f"options of `art-patch cycles {words}` go behind its name; there are some before it")
+    if is_before_subcommand(context):
         return
     with project.opened() as (settings, opened):
         waits = waits_for(settings, opened)
@@ -75,13 +73,10 @@ def show_cycle(
     with project.opened() as (settings, _):
         pass  # a project that is not there is told before a cycle that is not
     ids = [path.stem for path in _files(settings.directory) if path.stem.startswith(cycle)]
-    if not ids:
-        raise NotFound(f"no cycle has an id that begins with {cycle!r}; `art-patch cycles` lists them")
-    if len(ids) > 1 and cycle not in ids:
-        raise ConfigError(f"several ids begin with {cycle!r}: {', '.join(ids[:5])}; say more of it")
-    facts = _read(settings.directory / "cycles" / f"{cycle if cycle in ids else ids[0]}.json")
+    key = the_one(cycle, ids, "cycle", listed_by="art-patch cycles")
+    facts = _read(settings.directory / "cycles" / f"{key}.json")
     if facts is None:
-        raise NotFound(f"the report of {ids[0]} is gone or cannot be read")
+        raise NotFound(f"the report of {key} is gone or cannot be read")
     if project.answered(facts):
         return
     _print_line(facts, time.time())

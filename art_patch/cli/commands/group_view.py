@@ -11,9 +11,8 @@ import typer
 from art_patch import store, types
 from art_patch.cli import output
 from art_patch.cli.commands.measure import WAYS
-from art_patch.cli.options import Project
+from art_patch.cli.options import MOST_IDS, Project, the_one
 from art_patch.cli.typed_options import command
-from art_patch.errors import ConfigError, NotFound
 
 _MEANS = {
     "formed": "its siblings have no reward yet",
@@ -36,15 +35,8 @@ def show_group(
     Exit codes: 0 shown; 2 several ids begin so; 19 there is no such group.
     """
     with project.opened() as (_, opened):
-        found = opened.browse.groups_like(group, limit=6)
-        one = next(iter(found), None)
-        if not group or one is None:
-            raise NotFound(
-                f"no group has an id that begins with {group!r}; `art-patch trajectories list --json` has ids"
-            )
-        if len(found) > 1:
-            some = ", ".join(output.one_line(one.id) for one in found[:5])
-            raise ConfigError(f"several ids begin with {group!r}: {some}; say more of it")
+        found = {each.id: each for each in opened.browse.groups_like(group, limit=MOST_IDS)} if group else {}
+        one = found[the_one(group, list(found), "group", listed_by="art-patch trajectories list --json")]
         summaries = opened.browse.summaries(one.runs, openings=True)
         scores = {run.id: run.scores for run in opened.read.trajectories(one.runs)}
     siblings = [

@@ -14,7 +14,7 @@ from art_patch import formats, gate, insights, pipeline, promotion, rewards, tra
 from art_patch.cli import options, output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line
+from art_patch.cli.typed_options import Option, command, is_before_subcommand
 from art_patch.errors import ConfigError, EngineError, MalformedFile
 from art_patch.pipeline import CycleConfig
 from art_patch.settings import load_settings
@@ -168,9 +168,7 @@ def groups(
     Runs without a group are grouped as `retrain` would group them. If the settings name an embedding model, it is
     called for that.
     """
-    if (words := context.invoked_subcommand) is not None:
-        if any(given_on_the_command_line(context, name) for name in context.params):
-            raise ConfigError(f"options of `art-patch groups {words}` go behind its name; there are some before it")
+    if is_before_subcommand(context):
         return
     size = cycle.min_group_size if min_size is None else min_size
     with project.opened() as (settings, opened):

@@ -16,7 +16,7 @@ from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line
+from art_patch.cli.typed_options import Option, command, is_before_subcommand
 from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.settings import Settings
 
@@ -131,10 +131,7 @@ def reject(
 @command
 def policies(context: typer.Context, project: Project) -> None:
     """List all policies: state, parent, age, result of the gate, and share of the sessions."""
-    if (words := context.invoked_subcommand) is not None:
-        # Typer runs this function before each subcommand, too, and would drop these options silently.
-        if any(given_on_the_command_line(context, name) for name in context.params):
-            raise ConfigError(f"options of `art-patch policies {words}` go behind its name; there are some before it")
+    if is_before_subcommand(context):
         return
     with project.opened() as (_, opened):
         found, route = opened.ledger.policies(), opened.ledger.route()

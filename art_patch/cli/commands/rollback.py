@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from art_patch import promotion, store, types
 from art_patch.cli import output
@@ -30,7 +30,8 @@ def rollback(
 ) -> None:
     """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
 
-    Beside upstream, a policy that is tested is not rejected but learns on. If the champion has taken upstream's place,
+    Beside upstream, a policy that is tested is not rejected but learns on. One that was retired before its test is
+    retired again. If the champion has taken upstream's place,
     upstream answers again, and the policy learns on.
 
     It also works while the engine is down.
@@ -44,14 +45,17 @@ def rollback(
             ended = tested.name if tested else None
         else:
             ended = _go_back(settings, ledger, target, who=who, reason=reason)
+        state = _after_test(ledger, ended, dry)
         following = followed(opened, settings, wait=wait, dry=dry)
         if not project.as_json:
             serves = f"[b]{target}[/] {'answers every session' if target == before else 'serves again'}"
-            told = (_end_of_test(ledger, ended, dry), serves, following.words())
+            is_now = f"{ended} {'is trained on' if state == 'learner' else f'is {state}'}" if ended else ""
+            told = (is_now, serves, following.words())
             output.stdout().print(dry.head + "; ".join(filter(None, told)), soft_wrap=True)
         # Last, because reading the calls of a month takes seconds on a large store.
         rewards = own_rewards(opened, before, target) if target != before else {}
-        facts = {"champion": None if target == types.UPSTREAM_ARM else target, "rejected": ended}
+        facts: dict[str, Any] = {"champion": None if target == types.UPSTREAM_ARM else target}
+        facts |= {"test_ended": ended, "rejected": ended if state == "rejected" else None}
         facts |= {"was": before, "rewards": rewards} | following.facts()
         if not project.answered(facts):
             warn_if_worse(rewards, before, target)
@@ -76,10 +80,9 @@ def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, rea
     return ended
 
 
-def _end_of_test(ledger: store.Ledger, ended: str | None, dry: DryRun) -> str:
-    """Return in words what has become of the policy under test, or would become of it; empty without one."""
+def _after_test(ledger: store.Ledger, ended: str | None, dry: DryRun) -> types.PolicyState | None:
+    """Return the state of the policy whose test has ended, or would end; `None` without one."""
     policy = ledger.policy(ended) if ended else None
     if policy is None:
-        return ""
-    state = ledger.after_test(policy.name) if dry.dry_run else policy.state
-    return f"{policy.name} {'is trained on' if state == 'learner' else f'is {state}'}"
+        return None
+    return ledger.after_test(policy.name) if dry.dry_run else policy.state

@@ -13,9 +13,8 @@ import typer
 
 from art_patch import formats, store, types
 from art_patch.cli import output
-from art_patch.cli.options import Project, TrajectoryFilter, require_policy
+from art_patch.cli.options import MOST_IDS, Project, TrajectoryFilter, require_policy, the_one
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
@@ -38,7 +37,7 @@ def list_trajectories(
         require_policy(opened, chosen.policy)
         browse, cursor = opened.browse, None
         if after is not None:
-            (start,) = browse.summaries([the_one(opened, after)])
+            (start,) = browse.summaries([_the_run(opened, after)])
             # A page begins after a trajectory and not at a number, so that new ones shift no page.
             cursor = (start.last_call_at, start.id)
         found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
@@ -74,7 +73,7 @@ def show(
     `--json` prints it in the format of `art-patch export --format trajectories`.
     """
     with project.opened() as (_, opened):
-        key = the_one(opened, trajectory)
+        key = _the_run(opened, trajectory)
         (whole,) = opened.read.trajectories([key])
         groups = opened.transfers.groups_of([key])
         corrections = tuple(opened.evidence.corrections([key]).get(key, ()))
@@ -87,17 +86,9 @@ def show(
     print_trajectory(Page(output.stdout(), full=full, raw=raw, tokens=tokens), bundle, summary)
 
 
-def the_one(opened: store.Store, prefix: str) -> str:
-    """Return the id of the one trajectory whose id begins with the prefix; `ConfigError` if there are more or none."""
-    limit = 6
-    ids = opened.browse.resolve(prefix, limit=limit) if prefix else []
-    if len(ids) == 1:
-        return ids[0]
-    shown = output.one_line(prefix)
-    if not ids:
-        raise ConfigError(f"no trajectory has an id that begins with {shown!r}; `art-patch trajectories list`")
-    several = ", ".join(map(output.one_line, ids[: limit - 1])) + (", ..." if len(ids) == limit else "")
-    raise ConfigError(f"several ids begin with {shown!r}: {several}; say more of it")
+def _the_run(opened: store.Store, prefix: str) -> str:
+    ids = opened.browse.resolve(prefix, limit=MOST_IDS) if prefix else []
+    return the_one(prefix, ids, "trajectory", listed_by="art-patch trajectories list")
 
 
 def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
