@@ -111,7 +111,9 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
             if isinstance(error, TrainingError) and not directory.exists():
                 run.store.ledger.give_up(run.metrics["train"]["start"])
         raise
-    run.metrics["train"] |= {**asdict(metrics), "job": key, "took_s": time.monotonic() - began}
+    run.metrics["train"] |= asdict(metrics) | {
+        "config": asdict(job.config), "job": key, "took_s": time.monotonic() - began,
+    }  # fmt: skip
     candidate = replace(
         champion,
         name=job.target.name,

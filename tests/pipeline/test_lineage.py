@@ -24,6 +24,9 @@ def test_a_manifest_says_how_its_policy_was_made_and_names_no_run(place: Place, 
     assert (manifest["art_patch"], manifest["parent"], manifest["judges"]) == (__version__, "agent@0", by)
     assert policy.created_at - manifest["made_at"] < 3600
     assert policy.metrics["made"] == {"art_patch": __version__, "judges": by}
+    # Trackers and `policies show` read the settings of the update from here.
+    assert policy.metrics["train"]["config"] == manifest["config"]
+    assert manifest["config"]["seed"] == TRAINING.train.seed
     # The digests are those of the groups in the store, under the project's key.
     learned = place.store.read.groups_of(place.store.read.group_ids(state="trained"))
     key = (place.adapters.parent / "lineage.key").read_text().strip()
