@@ -134,6 +134,7 @@ def test_a_conversation_as_json_is_what_export_writes(home: Path, tmp_path: Path
         (["trajectories", "list", "--policy", "best"], 2, ["NAME@STEP"]),
         (["trajectories", "list", "--policy", "agent@77"], 19, ["no policy 'agent@77'", "art-patch policies"]),
         (["analytics", "--policy", "agent@77"], 19, ["no policy 'agent@77'"]),
+        (["export", "x", "--policy", "agent@77"], 19, ["no policy 'agent@77'", "art-patch policies"]),
         (["trajectories", "list", "--status", "fine"], 2, ["ok, error"]),
         (["export", "x", "--format", "csv"], 2, ["chat, trajectories, sft, preference, grpo"]),
         (["export", "x", "--format", "grpo", "--min-reward", "1"], 2, ["--margin"]),

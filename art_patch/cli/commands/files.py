@@ -19,7 +19,7 @@ import typer
 
 from art_patch import formats, rewards, store
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, TrajectoryFilter, conditions, one_of
+from art_patch.cli.options import ActingProject, TrajectoryFilter, conditions, one_of, require_policy
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, MalformedFile
 from art_patch.types import Group, Trajectory
@@ -78,6 +78,7 @@ def export(
     form.check(wanted)
     chosen = wanted.chosen(shadows=form.format == "trajectories")
     with project.opened() as (settings, opened):
+        require_policy(opened, chosen.policy)
         combination = rewards.load_combination(settings.reward, criteria=settings.criteria)
         matching = opened.browse.count(chosen)
         as_parquet = form.parquet or file.endswith(".parquet")
@@ -120,11 +121,10 @@ class _Nothing(Exception):
 
 @dataclass(slots=True)
 class _Page:
-    """Some rows, the number of trajectories that were looked at for them, and why others gave no row."""
+    """Rows, each with ids of the trajectories whose text it holds; how many were looked at; why others gave none."""
 
     looked_at: int
     rows: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list[tuple[dict[str, Any], list[str]]])
-    """Each row with the ids of the trajectories that it holds text of."""
     skipped: Counter[str] = field(default_factory=Counter[str])
 
     @contextmanager
