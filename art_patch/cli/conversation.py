@@ -26,6 +26,7 @@ from art_patch.types import JSON, Call, Choice, Score, SpanInfo
 _LONGEST_TEXT = 1_500  # characters of a message
 _LINES = 24
 _LONGEST_VALUE = 200  # characters of a step's input or output
+_REMEMBERED = 50  # calls of a session
 _COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -86,6 +87,58 @@ def print_trajectory(page: Page, bundle: formats.Bundle, summary: store.Summary,
     if not bundle.trajectory.calls:
         page.console.print()
         page.note("no call was recorded")
+
+
+def print_session(
+    page: Page,
+    session: str,
+    bundles: Sequence[formats.Bundle],
+    summaries: Mapping[str, store.Summary],
+    *,
+    matching: int,
+) -> None:
+    """Print what the user of a session said and was answered in these runs, each under its time, policy and scores."""
+    users = sorted({bundle.trajectory.info.user_id for bundle in bundles} - {None, ""}, key=str)
+    head = Text(f"session {one_line(session)}", style="bold")
+    page.console.print(head.append(f"  {', '.join(map(one_line, users))}", style="not bold") if users else head)
+    said: list[list[bytes]] = []
+    for bundle in bundles:
+        info, summary = bundle.trajectory.info, summaries[bundle.trajectory.id]
+        page.console.print()
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_at))
+        by = ", ".join(map(one_line, summary.policies)) or "nobody"
+        reward = "no reward" if summary.reward is None else f"reward {summary.reward:.3g}"
+        head = Text(f"{began}  {by}", style="bold").append(f"  {reward}", style="not bold")
+        page.console.print(Rule(head, align="left", style="dim", characters="\u2500"))
+        page.note(f"run {one_line(info.id)}" + (f"  {one_line(info.name)}" if info.name else ""))
+        for score in bundle.trajectory.scores:
+            page.console.print(Padding(_score(score), (0, 0, 0, 2)))
+        for call in bundle.trajectory.calls:
+            for message in _new_messages(call, said):
+                if message.get("role") in ("user", "assistant"):
+                    page.message(message)
+            if call.error:
+                page.note(one_line(call.error), "red")
+            if call.fallback:
+                page.note(f"fell back: {one_line(call.fallback)}", "yellow")
+        if info.error:
+            page.note(f"failed: {one_line(info.error)}", "red")
+    if len(bundles) < matching:
+        page.console.print()
+        page.note(f"the newest {len(bundles)} of {matching} runs")
+
+
+def _new_messages(call: Call, said: list[list[bytes]]) -> list[JSON]:
+    """Return what the call adds to the session, its first answer included, and remember its conversation in `said`."""
+    messages = [*call.messages, *(choice.message for choice in call.choices[:1])]
+    conversation = [canonical(message) for message in messages]
+    shared = max((sum(takewhile(bool, map(eq, conversation, other))) for other in said), default=0)
+    answers = (place for place, message in enumerate(call.messages, 1) if message.get("role") == "assistant")
+    # A question that is asked again is new, and the older messages of an app that forgets the first ones are not.
+    asked = max(answers, default=0) if said else 0
+    said.append(conversation)
+    del said[:-_REMEMBERED]
+    return messages[min(shared, asked) if shared else asked :]
 
 
 def _print_facts(page: Page, bundle: formats.Bundle, summary: store.Summary, now: float) -> None:

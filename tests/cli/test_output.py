@@ -90,7 +90,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "status", "history", "trajectories list", "trajectories show t1", "trajectories show t1 --full", "groups",
+        "status", "history", "trajectories list", "trajectories show t1", "trajectories show t1 --full",
+        "trajectories show --session \x1b", "groups",
         "analytics", "report", "policies", "store stats", "store verify", "doctor", "diff x y", "promote agent@1",
         "reject agent@1 --reason x", "rollback", "mode record", "watch --once", "erase --user nobody --yes",
         "export {home}/out.jsonl --format trajectories", "send tensorboard {home}/board", "retrain",

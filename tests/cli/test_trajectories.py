@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -122,11 +123,51 @@ def test_a_conversation_as_json_is_what_export_writes(home: Path, tmp_path: Path
     assert line["calls"][0]["requested_model"] == tool_run("x", "x", "x").calls[0].requested_model
 
 
+def test_a_session_reads_as_its_user_saw_it(home: Path):
+    page = shown(home, "trajectories", "show", "--session", "session-2")
+    assert max(map(len, page.splitlines())) <= 80
+    shown_lines = "^session .*|  run .*|reward .*|ruler .*|^user|^assistant|  (?:What|plum|pear|\u2192).*"
+    assert [line.strip(" \u2500") for line in re.findall(shown_lines, page, re.MULTILINE)] == [
+        "session session-2  user-a, user-b",
+        "reward 0.95", "run a2  fruit", "reward 0.95  by user", "user", "What is a plum?", "assistant",
+        '\u2192 lookup({"item": "plum"})  call_a2', "assistant", "plum 2",
+        "reward 0.95", "run b2  fruit", "ruler 0.95  by ruler", "user", "What is a pear?", "assistant",
+        '\u2192 lookup({"item": "pear"})  call_b2', "assistant", "pear 2",
+    ]  # fmt: skip
+    assert "You sell fruit" not in page and "31 cents" not in page
+    told = json.loads(shown(home, "trajectories", "show", "--session", "session-2", "--json"))
+    assert (told["session"], told["matching"], len(told["trajectories"])) == ("session-2", 2, 2)
+    assert told["trajectories"][0] == json.loads(shown(home, "trajectories", "show", "a2", "--json"))
+
+
+def test_a_session_goes_on_from_run_to_run_and_repeats_only_what_is_said_again(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    said: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
+    for number, (answer, asked) in enumerate((("hello", "a pear"), ("ok", "hi"), ("again?", ""))):
+        key, final = f"run-{number}", {"role": "assistant", "content": answer}
+        # The last run begins anew, with the words of the first one.
+        messages = said[-1:] if number == 2 else said
+        about: dict[str, Any] = {"status": "error", "error": "Timeout"} if number == 2 else {"fallback": "engine down"}
+        call = Call(f"c{number}", key, 10.0 * number, "m", tuple(messages), (Choice(0, final, "stop"),), **about)
+        store.write([TrajectoryInfo(key, 10.0 * number, session_id="long session"), call])
+        said += [final, {"role": "user", "content": asked}]
+    store.close()
+    page = [line.strip() for line in shown(tmp_path, "trajectories", "show", "--session", "long").splitlines()]
+    words = ("hi", "hello", "a pear", "ok", "again?", "Timeout", "fell back: engine down")
+    assert [line for line in page if line in words] == [
+        "hi", "hello", "fell back: engine down", "a pear", "ok", "fell back: engine down", "hi", "again?", "Timeout",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["trajectories", "show", "a"], 2, ["several ids begin with 'a': a0, a1, a2", "say more"]),
         (["trajectories", "show", "nobody"], 19, ["no trajectory has an id that begins with 'nobody'"]),
+        (["trajectories", "show"], 2, ["name a trajectory by its id, or a session with --session"]),
+        (["trajectories", "show", "a0", "--session", "session-1"], 2, ["name a trajectory by its id, or a session"]),
+        (["trajectories", "show", "--session", "session-"], 2, ["several ids begin with 'session-'", "session-0"]),
+        (["trajectories", "show", "--session", "x"], 19, ["no session has an id that begins with 'x'"]),
         (["trajectories", "show", "\x1b[2J"], 19, ["\\x1b[2J"]),
         (["trajectories", "list", "--since", "yesterday"], 2, ["--since", "7d"]),
         (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),

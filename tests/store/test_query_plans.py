@@ -31,6 +31,7 @@ READ_WHOLE = {
     ("browse.count", "trajectories"),
     ("browse.answered_by_both", "calls"),
     ("browse.resolve", "trajectories"),  # the beginning of an id, in the ids alone
+    ("browse.sessions_like", "trajectories"),  # the same, in the session ids
     ("read.recent", "trajectories"),  # in the order of an index, up to a limit
     *{(f"consent.{name}", "trajectories") for name in ("left_out", "spread")},
     ("evidence.corrected", "corrections"),

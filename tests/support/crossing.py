@@ -101,6 +101,7 @@ READS: dict[str, Attempt] = {
     "browse.count": lambda s: s.browse.count(EVERYTHING),
     "browse.groups": lambda s: s.browse.groups(EVERYTHING),
     "browse.resolve": lambda s: (s.browse.resolve("zebra"), s.browse.resolve("shared")),
+    "browse.sessions_like": lambda s: (s.browse.sessions_like(MARK), s.browse.sessions_like("")),
     "browse.summaries": lambda s: s.browse.summaries(RUNS, openings=True),
     "browse.answered_by_both": lambda s: s.browse.answered_by_both("agent@0", None, limit=10),
     "evidence.arm_traffic canary": lambda s: arms(s, "canary"),

@@ -15,6 +15,7 @@ from art_patch import formats, store, types
 from art_patch.cli import output
 from art_patch.cli.options import MOST_IDS, Project, TrajectoryFilter, require_policy, the_one
 from art_patch.cli.typed_options import Option, command
+from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
@@ -62,28 +63,56 @@ def list_trajectories(
 
 @command
 def show(
-    trajectory: Annotated[str, typer.Argument(help="Id of the trajectory, or a beginning of it that no other id has.")],
     project: Project,
+    trajectory: Annotated[
+        str | None, typer.Argument(help="Id of the trajectory, or a beginning of it that no other id has.")
+    ] = None,
+    session: Annotated[
+        str | None, Option("Show the runs of this session instead, in order: what its user saw.", metavar="ID")
+    ] = None,
     full: Annotated[bool, Option("Print long texts completely.")] = False,
     raw: Annotated[bool, Option("Print messages as the recorded JSON.")] = False,
     tokens: Annotated[bool, Option("Print numbers of token ids, and log-probabilities.")] = False,
 ) -> None:
     """Show one run of the agent: its steps, messages and scores, and which policy or provider answered each call.
 
-    `--json` prints it in the format of `art-patch export --format trajectories`.
+    With `--session`: what a user asked and was answered, from run to run, with the scores of each run. System prompts,
+    results of tools, copies that the user never saw and all but the newest 200 runs are left out. `--json` prints a run
+    in the format of `art-patch export --format trajectories`.
     """
+    if (trajectory is None) == (session is None):
+        raise ConfigError("name a trajectory by its id, or a session with --session; `trajectories list` has both")
     with project.opened() as (_, opened):
-        key = _the_run(opened, trajectory)
-        (whole,) = opened.read.trajectories([key])
-        groups = opened.transfers.groups_of([key])
-        corrections = tuple(opened.evidence.corrections([key]).get(key, ()))
-        bundle = formats.Bundle(whole, whole.spans, groups.get(key), corrections=corrections)
-        (summary,) = opened.browse.summaries([key])
-    if project.answered(formats.encode(bundle)):
+        if trajectory is not None:
+            keys = [_the_run(opened, trajectory)]
+        else:
+            begin_so = opened.browse.sessions_like(session, limit=MOST_IDS) if session else []
+            session = the_one(session or "", begin_so, "session", listed_by="art-patch trajectories list")
+            keys = [key for _, key in opened.browse.ids(store.Filter(session=session))]
+        matching = opened.browse.count(store.Filter(session=session)) if session is not None else 1
+        bundles = _bundles(opened, keys)
+        summaries = {one.id: one for one in opened.browse.summaries(keys)}
+    lines = [formats.encode(bundle) for bundle in bundles]
+    if project.answered(
+        lines[0] if session is None else {"session": session, "matching": matching, "trajectories": lines}
+    ):
         return
-    from art_patch.cli.conversation import Page, print_trajectory
+    from art_patch.cli.conversation import Page, print_session, print_trajectory
 
-    print_trajectory(Page(output.stdout(), full=full, raw=raw, tokens=tokens), bundle, summary)
+    page = Page(output.stdout(), full=full, raw=raw, tokens=tokens)
+    if session is None:
+        print_trajectory(page, bundles[0], summaries[keys[0]])
+    else:
+        print_session(page, session, bundles, summaries, matching=matching)
+
+
+def _bundles(opened: store.Store, keys: Sequence[str]) -> list[formats.Bundle]:
+    """Return these runs with all that belongs to them, in the order in which they began."""
+    groups, corrections = opened.transfers.groups_of(keys), opened.evidence.corrections(keys)
+    return [
+        formats.Bundle(one, one.spans, groups.get(one.id), corrections=tuple(corrections.get(one.id, ())))
+        for one in sorted(opened.read.trajectories(keys), key=lambda one: (one.info.started_at, one.id))
+    ]
 
 
 def _the_run(opened: store.Store, prefix: str) -> str:

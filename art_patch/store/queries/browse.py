@@ -199,6 +199,15 @@ class Browser(Part):
             query = select(_T.id).where(func.substr(_T.id, 1, len(prefix)) == prefix).order_by(_T.id).limit(limit)
             return list(connection.scalars(query))
 
+    def sessions_like(self, prefix: str, *, limit: int = 11) -> list[str]:
+        """Return at most `limit` session ids that begin with `prefix`; only that one if it is an id itself."""
+        its = _T.session_id
+        with self._database.read() as connection:
+            if connection.scalar(select(its).where(its == prefix).limit(1)) is not None:
+                return [prefix]
+            begins_so = its.is_not(None), func.substr(its, 1, len(prefix)) == prefix  # as in `resolve`: not LIKE
+            return list(connection.scalars(select(its).where(*begins_so).distinct().order_by(its).limit(limit)))
+
     def summaries(self, ids: Sequence[str], *, openings: bool = False) -> list[Summary]:
         """Summarise trajectories in the order of `ids`; skip unknown ones. `openings` is slow: it reads all prompts."""
         columns = tables.columns_of(tables.trajectories, Summary)
