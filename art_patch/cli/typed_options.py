@@ -158,6 +158,12 @@ def is_before_subcommand(context: Any) -> bool:
     return True
 
 
+def variables_of(command: Any) -> set[str]:
+    """Return the environment variables of a command's options, or of those of all commands of a group."""
+    named = {str(parameter.envvar) for parameter in command.params if parameter.envvar}
+    return named.union(*(variables_of(each) for each in getattr(command, "commands", {}).values()))
+
+
 def given_on_the_command_line(context: Any, name: str) -> bool:
     """Return whether the user typed the option, given its Typer context; a variable or the default does not count."""
     source = context.get_parameter_source(name)

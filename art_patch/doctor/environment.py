@@ -182,9 +182,12 @@ def mistaken(wrong: str | None) -> Finding | None:
     return Finding("settings", "bad", wrong, cure)
 
 
-def strangers(environment: Mapping[str, str]) -> list[Finding]:
-    """Report environment variables that begin with `ART_PATCH_` and name no setting, which are often misspelt."""
-    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields}
+def strangers(environment: Mapping[str, str], of_options: Collection[str] = ()) -> list[Finding]:
+    """Report environment variables that begin with `ART_PATCH_` and are read by nobody: they are often misspelt.
+
+    `of_options` are variables that options of commands read besides the settings.
+    """
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | set(of_options)
     found: list[Finding] = []
     for name in sorted(environment):
         if not name.upper().startswith(PREFIX) or name.upper() in known:

@@ -29,11 +29,13 @@ def examine(
     arguments: Collection[str],
     variables: Mapping[str, str] = os.environ,
     *,
+    of_options: Collection[str] = (),
     wrong: str | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Run all checks; return their findings, and the value and the source of each setting.
 
-    `arguments` are the settings given on the command line; `wrong` tells which variables `settings` ignores as invalid.
+    `arguments` are the settings given on the command line, `of_options` the variables that options of commands read
+    besides the settings; `wrong` tells which variables `settings` ignores as invalid.
     """
     found = environment.sources(settings, arguments, variables)
     store, facts = _store(settings.store_url, settings.project)
@@ -48,7 +50,7 @@ def examine(
         lambda: environment.bypasses(version),
         lambda: environment.chosen(found),
         lambda: environment.mistaken(wrong),
-        lambda: environment.strangers(variables),
+        lambda: environment.strangers(variables, of_options),
         *store,
         lambda: storage.spool(spool_directory(settings)),
         lambda: storage.adapters(settings.adapters, file),

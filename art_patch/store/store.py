@@ -84,14 +84,15 @@ def open_store(url: str, *, create: bool = True, project: str | None = None, tro
         create: make the store if it is missing, and add `project` to it if it is new.
         project: the project whose rows are read and written; `None` is the only one of the store.
         trouble: called when a store had to be made again. With it, a corrupt SQLite file is renamed and a new store
-            begins; without it, a corrupt file stays as it is and raises `StoreError`.
+            begins; without it, a corrupt file stays as it is and raises `StoreError`. An app's recorder gives it, so
+            it also writes to a store of a newer release that only added to the schema.
 
     Raises:
         ConfigError: if the URL names neither SQLite nor PostgreSQL, or the driver is not installed.
         WrongProject: if the store has other projects only, and `create` is false.
         StoreError: if it cannot be opened, is not a store, was made by an unreleased version, or is missing and
             `create` is false.
-        StoreTooNew: if a newer release made it.
+        StoreTooNew: if a newer release made it, but see `trouble`.
     """
     # Imported late and under `late_import`: a fork in another thread must not copy a half-made module.
     with late_import():

@@ -118,6 +118,14 @@ def test_variables_that_nobody_reads_are_said():
     assert found[0].cure == "did you mean ART_PATCH_MODE?"
 
 
+def test_a_variable_that_an_option_of_some_command_reads_is_none_of_them(tmp_path: Path):
+    given = {"ART_PATCH_LOG_FORMAT": "json", "ART_PATCH_MAX_USD": "2", "ART_PATCH_MAX_USDD": "2"}
+    command = [sys.executable, "-m", "art_patch", "doctor", "--json", "--home", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=120)
+    said = [one["text"] for one in json.loads(done.stdout)["findings"] if "is no setting" in one["text"]]
+    assert said == ["ART_PATCH_MAX_USDD is set and is no setting of this release"]
+
+
 # store
 
 

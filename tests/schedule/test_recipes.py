@@ -195,7 +195,10 @@ def test_the_cron_job_runs_one_at_a_time_with_few_rights():
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["args"] == ["retrain", "--project", "p", "--check", ODD]
     assert container["env"] == [{"name": "ART_PATCH_HOME", "value": "/data"}]
-    assert container["envFrom"] == [{"secretRef": {"name": "art-patch-support-bot-2"}}]
+    assert container["envFrom"] == [
+        {"configMapRef": {"name": "art-patch", "optional": True}},
+        {"secretRef": {"name": "art-patch-support-bot-2"}},
+    ]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/data", "/tmp"]
 
 

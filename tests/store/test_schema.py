@@ -138,6 +138,22 @@ def test_a_newer_store_is_refused(url: str, execute: Execute):
         open_store(url)
 
 
+def test_an_app_writes_to_a_newer_store_if_its_schema_was_only_added_to(url: str, execute: Execute):
+    open_store(url).close()
+    execute("CREATE TABLE later (id integer)")
+    execute(f"UPDATE alembic_version SET version_num = '{NEXT}'")
+    with pytest.raises(StoreTooNew, match="newer release"):
+        open_store(url)  # a command or a server
+    store = open_store(url, trouble=lambda *_: None)  # an app's recorder
+    store.write([info(), call("c1")])
+    store.close()
+    assert execute("SELECT count(*) FROM calls") == [(1,)]
+    assert execute("SELECT version_num FROM alembic_version") == [(NEXT,)]
+    execute("UPDATE alembic_version SET version_num = '0100'")
+    with pytest.raises(StoreTooNew, match="newer release"):
+        open_store(url, trouble=lambda *_: None)
+
+
 @pytest.mark.parametrize("revision", ["0001", "0007"])
 def test_a_store_of_an_unreleased_version_is_refused_and_left_alone(url: str, execute: Execute, revision: str):
     if url.startswith("sqlite"):

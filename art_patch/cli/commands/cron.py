@@ -25,7 +25,7 @@ from art_patch.cli import output
 from art_patch.cli.commands.cycles import JOB_LOG
 from art_patch.cli.commands.retrain import retrain
 from art_patch.cli.options import Project, ProjectPlace
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line, variables_of
 from art_patch.errors import Busy, ConfigError, GateRejected
 from art_patch.settings import Settings, variable_of
 
@@ -199,8 +199,7 @@ def _checked(options: list[str]) -> tuple[dict[str, Any], set[str]]:
     if twice := [name for name in ("project", "home", "store") if name in given]:
         raise ConfigError(f"--{twice[0]} goes before the `--`: art-patch cron ... --{twice[0]} VALUE -- ...")
     known = {variable_of(name) for name in Settings.model_fields}
-    # Each option of ours has one variable or none.
-    return given, known | {str(parameter.envvar) for parameter in command.params if parameter.envvar}
+    return given, known | variables_of(command)
 
 
 # --- the crontab, the units and the file of settings ---

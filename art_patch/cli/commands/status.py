@@ -19,7 +19,7 @@ from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed
 from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting, variables_of
 from art_patch.errors import ArtPatchError, ConfigError, EngineError
 from art_patch.settings import Settings, read_settings, variable_of
 
@@ -333,7 +333,8 @@ def doctor(
     # A value that came from a variable is left to `read_settings`, so that findings can name the variable.
     given = {name: context.params[name] for name in names if given_on_the_command_line(context, name)}
     chosen, wrong = read_settings(**given)
-    findings, settings = examinations.examine(chosen, given.keys(), wrong=wrong)
+    of_options = variables_of(context.find_root().command)
+    findings, settings = examinations.examine(chosen, given.keys(), of_options=of_options, wrong=wrong)
     healthy = all(finding.level != "bad" for finding in findings)
     facts = {"healthy": healthy, "findings": [asdict(one) for one in findings], "settings": settings}
     if not project.answered(facts):

@@ -131,6 +131,11 @@ class Database(ABC):
             rows = connection.exec_driver_sql(QUERY.format(project=self.scope["project_id"]))
             return {key: value for key, value in rows}
 
+    def _is_current(self, revision: str | None) -> bool:
+        """Whether the store needs no migration. An app also writes to one to which a newer release only added."""
+        later = revision is not None and revision > tables.HEAD and revision[:2] == tables.HEAD[:2]
+        return revision == tables.HEAD or (later and self._trouble is not None)
+
     def _check_project(self, connection: sa.Connection) -> None:
         """Raise `StoreError` if the id is another project's by now, because others made the store anew."""
         if "project_id" not in self.scope:

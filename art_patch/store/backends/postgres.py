@@ -28,7 +28,6 @@ from art_patch.store.backends.files import never_close
 from art_patch.store.backends.scoping import limit_to_project
 from art_patch.store.backends.urls import host_of, postgres_parameters
 from art_patch.store.ledger.route import answers_for, answers_no_more
-from art_patch.store.schema import tables
 
 CONNECT_TIMEOUT_S = 5
 WRITE_TIMEOUT_S = 30  # per statement: longer than any batch takes, shorter than the recorder waits at exit
@@ -199,14 +198,14 @@ class PostgresDatabase(database.Database):
     def _open(self, *, create: bool = True) -> bool:
         """Check the tables, and make or migrate them; return whether there were none."""
         with self.errors(), self._engine.connect() as connection, connection.begin():
-            if self._look(connection) == tables.HEAD:
+            if self._is_current(self._look(connection)):
                 self._bind(connection)
                 return False
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = 0; {database.WRITE_ALONE}")
             revision = self._look(connection)  # another process may have migrated while we waited for the lock
             if revision is None and not create:
                 raise NotFound(f"there is no store at {self.name}; run your agent with art_patch.patch() first")
-            if revision != tables.HEAD:
+            if not self._is_current(revision):
                 database.upgrade(connection, revision, self.name, connection.scalar(text("SELECT current_schema()")))
             self._bind(connection)
             return revision is None

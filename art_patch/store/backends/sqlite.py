@@ -25,7 +25,6 @@ from art_patch.store.backends.database import POOL_LOGGER, Database, Trouble, re
 from art_patch.store.backends.files import StoreFiles, bytes_of, never_close
 from art_patch.store.backends.scoping import limit_to_project
 from art_patch.store.backends.urls import sqlite_path
-from art_patch.store.schema import tables
 from art_patch.store.schema.codec import parse
 
 # SQLite's own busy back-off starves writers for seconds; the kernel's lock queue does not. The lock also keeps two
@@ -222,7 +221,7 @@ class SqliteDatabase(Database):
         if revision is None and not create:
             raise self._missing()
         with self._calls.begin() as connection:
-            if revision != tables.HEAD:
+            if not self._is_current(revision):
                 upgrade(connection, revision, str(self.path))
             if create and "sqlite_stat1" not in found:
                 for statement in _STATISTICS:

@@ -16,7 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
 
-# Newest migration. A store at another revision is migrated, or refused if the revision is unknown.
+# Newest migration. A store at another revision is migrated, or refused if the revision is unknown. Revisions that begin
+# with the same two digits only add to the schema, so apps of this release may write to a store of a later one.
 HEAD = "0004"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.

@@ -1,5 +1,8 @@
 """Alembic migrations of stores that an earlier release made. They only add, so older apps still write to the store.
 
+Apps of an older release also open such a store, as long as the first two digits of its revision are those of their
+own. A migration that does more than add, if there must ever be one, begins with other digits: `0100`.
+
 A new table, nullable column or index takes four steps. (1) Declare it in `tables.py`. (2) Add
 `versions/000N_what_it_adds.py` with `revision = "000N"`, `down_revision` of the one before and an `upgrade()` that adds
 it to a store of that revision. (3) Raise `HEAD` in `tables.py`. (4) Run `tests/store/test_schema.py`: it migrates a
