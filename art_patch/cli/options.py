@@ -146,7 +146,7 @@ class AppSettings:
 
 
 SINCE = Option("Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,10 @@ class RunFilter:
         for name in ("since", "until"):
             if given[name] is not None:
                 given[name] = moment(given[name], f"--{name}", at)
+        if (slow := given.pop("slower_than", None)) is not None:
+            given["slower_than_s"] = duration_s(slow)
+            if given["slower_than_s"] is None:
+                raise ConfigError(f"--slower-than {slow!r} is no duration such as 2s, 500ms or 1min")
         if None not in (given["since"], given["until"]) and given["since"] >= given["until"]:
             raise ConfigError("--since is not before --until, so nothing can match")
         for name, known in (("origin", get_args(types.Origin)), ("status", ("ok", "error"))):
@@ -192,6 +196,9 @@ class TrajectoryFilter(RunFilter):
     ] = None
     min_reward: Annotated[float | None, Option("Trajectories with a reward of at least this much.")] = None
     max_reward: Annotated[float | None, Option("Trajectories with a reward of at most this much.")] = None
+    model: Annotated[str | None, Option("Trajectories with a call for this model, or answered by it.")] = None
+    error: Annotated[str | None, Option("Trajectories whose error, or that of a call, holds this text.")] = None
+    slower_than: Annotated[str | None, Option("Trajectories with a call that took as long: 2s, 500ms.")] = None
     status: Annotated[str | None, Option("ok: no error. error: the block or one of its calls failed.")] = None
     trainable: Annotated[
         bool | None, Option("Trajectories with, or without, a call that can be trained on.", off="--not-trainable")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.route import read_route
     from art_patch.store.ledger.servers import Server, Servers
     from art_patch.store.ledger.transfers import ExportNote, SentItem
-    from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Summary
+    from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
     from art_patch.store.queries.evidence import CONTROL_S
     from art_patch.store.queries.usage import Learned
     from art_patch.store.schema.tables import HEAD

@@ -28,6 +28,7 @@ COMMANDS = (
     "status", "groups", "groups show zebra-run-group", "groups show shared-group", "history", "report", "analytics",
     "policies", "policies show zebra@1", "policies show agent@1", "cycles", "cycles show c1", "config --json",
     "trajectories list", "trajectories list --user u",
+    "trajectories list --sort reward", "trajectories list --model okapi-1.5 --slower-than 1ms --error x",
     "trajectories list --policy agent@0", "trajectories list --group zebra-run-group", "trajectories show zebra-run",
     "trajectories show zebra", "trajectories show shared", "trajectories show --session m",
     "diff agent@0 zebra@1", "diff agent@0 agent@1",

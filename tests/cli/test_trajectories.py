@@ -48,7 +48,8 @@ def test_a_list_fits_the_terminal(home: Path, columns: int):
     lines = shown(home, "trajectories", "list", columns=columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert len(lines) == 12
-    assert ("user" in lines[0]) == (columns >= 120)
+    assert ("user" in lines[0]) == ("session" in lines[0]) == (columns >= 80)
+    assert ("tokens" in lines[0]) == (columns >= 120)
     assert lines[0].endswith(" reward")
     (line,) = [line for line in lines if line.startswith("a2 ")]
     assert "fruit" in line
@@ -67,6 +68,21 @@ def test_a_list_as_json(home: Path):
     told = json.loads(shown(home, "trajectories", "list", "--json", "--user", "user-a", "--min-reward", "0.9"))
     (one,) = told["trajectories"]
     assert (one["id"], one["reward"], one["status"], told["matching"], told["held"]) == ("a2", 0.95, "ok", 1, 11)
+
+
+def test_the_worst_come_first_and_what_they_are_sorted_by_is_shown(home: Path):
+    lines = shown(home, "trajectories", "list", "--sort", "latency", "-n", "2").splitlines()
+    assert ("slowest" in lines[0], [line.split()[0] for line in lines[1:3]]) == (True, ["b2", "b1"])
+    assert lines[-1] == "2 of 11"
+    told = json.loads(shown(home, "trajectories", "list", "--sort", "reward", "--user", "user-a", "--json"))
+    assert [(one["id"], one["reward"], one["slowest_ms"]) for one in told["trajectories"]] == [
+        ("a1", 0.1, 500.0), ("a0", 0.8, 500.0), ("a2", 0.95, 500.0),
+    ]  # fmt: skip
+    line = shown(
+        home, "trajectories", "list", "--slower-than", "400ms", "--model", "gpt-5-mini", "-n", "1"
+    ).splitlines()[1]
+    assert (line.split()[0], "500 ms" in line) == ("b2", True)
+    assert shown(home, "trajectories", "list", "--error", "timeout").splitlines()[1].startswith("failed ")
 
 
 def test_nothing_to_list(home: Path, tmp_path: Path):
@@ -171,6 +187,9 @@ def test_a_session_goes_on_from_run_to_run_and_repeats_only_what_is_said_again(t
         (["trajectories", "show", "\x1b[2J"], 19, ["\\x1b[2J"]),
         (["trajectories", "list", "--since", "yesterday"], 2, ["--since", "7d"]),
         (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),
+        (["trajectories", "list", "--slower-than", "2"], 2, ["--slower-than '2'", "500ms"]),
+        (["trajectories", "list", "--sort", "size"], 2, ["--sort 'size'", "newest, reward, latency"]),
+        (["trajectories", "list", "--sort", "reward", "--after", "a0"], 2, ["--after", "-n"]),
         (["trajectories", "list", "--origin", "moon"], 2, ["--origin", "imported"]),
         (["trajectories", "list", "--policy", "best"], 2, ["NAME@STEP"]),
         (["trajectories", "list", "--policy", "agent@77"], 19, ["no policy 'agent@77'", "art-patch policies"]),

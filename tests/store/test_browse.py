@@ -8,6 +8,7 @@ from art_patch.rewards import rewards_G
 from art_patch.store import Cursor, Filter, Store
 from art_patch.types import Group
 from tests.support.run_samples import fill
+from tests.support.store_samples import call, info
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ ALL = "failed plain b2 b1 b0 a2 a1 a0 opened"
         (Filter(max_reward=0.1), "b1 a1"),
         (Filter(min_reward=0.5, max_reward=0.9), "b0 a0"),
         (Filter(status="error"), "failed"),
+        (Filter(model="gpt-5"), "failed"),
+        (Filter(model="gpt-5-mini", since=1_110.0), "plain b2 b1"),
+        (Filter(model="gpt"), ""),
+        (Filter(error="timeouterr"), "failed"),
+        (Filter(error="VALUE"), "failed"),
+        (Filter(error="a_i%"), ""),
+        (Filter(slower_than_s=0.5, user="user-b"), "b2 b1 b0"),
+        (Filter(slower_than_s=0.6), ""),
         (Filter(status="ok", user="user-p"), "plain"),
         (Filter(trainable=True), "b2 b1 b0 a2 a1 a0"),
         (Filter(trainable=False), "failed plain opened"),
@@ -56,6 +65,24 @@ ALL = "failed plain b2 b1 b0 a2 a1 a0 opened"
 def test_filters(filled: Store, filter: Filter, ids: str):
     assert found(filled, filter) == ids
     assert filled.browse.count(filter) == len(ids.split())
+
+
+def test_the_model_that_answered_is_found_too(store: Store):
+    store.write([info("t"), call("c", "t", policy=None, answered_by="gpt-5-2026-01-01")])
+    assert found(store, Filter(model="gpt-5-2026-01-01")) == "t"
+
+
+def test_the_worst_come_first(filled: Store):
+    worst = filled.browse.worst
+    assert worst(Filter(), "reward") == ["b1", "a1", "b0", "a0", "b2", "a2"]
+    assert worst(Filter(user="user-a"), "reward", limit=2) == ["a1", "a0"]
+    assert worst(Filter(), "reward", among=["a0", "plain", "b1", "nobody"]) == ["b1", "a0"]
+    slow = [info("slow"), call("quick", "slow", duration_ms=20.0), call("slow", "slow", duration_ms=900.0)]
+    filled.write(slow)
+    assert worst(Filter(), "latency", limit=3) == ["slow", "b2", "b1"]
+    assert worst(Filter(since=1_000.0, until=1_050.0), "latency") == ["a2", "a1", "a0"]
+    (summary,) = filled.browse.summaries(["slow"])
+    assert (summary.calls, summary.slowest_ms) == (2, 900.0)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 9, 100])

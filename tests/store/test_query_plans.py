@@ -29,6 +29,7 @@ READ_WHOLE = {
     *{("reports.groups", table) for table in ("trajectories", "groups")},
     ("read.arrivals", "trajectories"),
     ("browse.count", "trajectories"),
+    ("browse.worst", "trajectories"),  # all are compared
     ("browse.answered_by_both", "calls"),
     ("browse.resolve", "trajectories"),  # the beginning of an id, in the ids alone
     ("browse.sessions_like", "trajectories"),  # the same, in the session ids

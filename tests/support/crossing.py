@@ -98,6 +98,8 @@ READS: dict[str, Attempt] = {
     "browse.ids of a user": lambda s: s.browse.ids(Filter(user="u")),
     "browse.ids of a group": lambda s: s.browse.ids(Filter(group="zebra-run-group")),
     "browse.ids of a policy": lambda s: s.browse.ids(Filter(policy="agent@0", status="ok", min_reward=0.1)),
+    "browse.ids of a model": lambda s: s.browse.ids(Filter(model=f"{MARK}-1.5", error="x", slower_than_s=0.0)),
+    "browse.worst": lambda s: (s.browse.worst(EVERYTHING, "reward"), s.browse.worst(EVERYTHING, "latency", among=RUNS)),
     "browse.count": lambda s: s.browse.count(EVERYTHING),
     "browse.groups": lambda s: s.browse.groups(EVERYTHING),
     "browse.resolve": lambda s: (s.browse.resolve("zebra"), s.browse.resolve("shared")),

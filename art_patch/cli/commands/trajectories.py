@@ -7,20 +7,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from art_patch import formats, store, types
 from art_patch.cli import output
-from art_patch.cli.options import MOST_IDS, Project, TrajectoryFilter, require_policy, the_one
+from art_patch.cli.options import MOST_IDS, Project, TrajectoryFilter, one_of, require_policy, the_one
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
 
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
-WIDE = 110  # columns of a terminal that has room for user and task
-NARROW = 80  # below so many columns tokens are left out and "answered by" is "by"; rich would cut the rewards off
+WIDE = 110  # columns of a terminal that has room for everything
+NARROW = 80  # below so many columns there is no room for user and session
 
 _SHORTEST_ID = 12  # characters; an id begins with its time, so shorter beginnings are often alike
 
@@ -31,8 +31,14 @@ def list_trajectories(
     project: Project,
     limit: Annotated[int, Option("Number of trajectories.", also=("-n",), least=1)] = 20,
     after: Annotated[str | None, Option("List trajectories older than the one with this id: the next page.")] = None,
+    sort: Annotated[
+        str, Option("First: newest; reward, the lowest one; latency, that with the slowest call.")
+    ] = "newest",
 ) -> None:
-    """List recorded trajectories, newest first."""
+    """List recorded trajectories, newest or worst first."""
+    one_of("--sort", sort, get_args(store.Sort))
+    if after is not None and sort != "newest":
+        raise ConfigError("--after goes on in the order of time; with --sort, show more with -n")
     chosen = wanted.chosen()
     with project.opened() as (_, opened):
         require_policy(opened, chosen.policy)
@@ -41,7 +47,10 @@ def list_trajectories(
             (start,) = browse.summaries([_the_run(opened, after)])
             # A page begins after a trajectory and not at a number, so that new ones shift no page.
             cursor = (start.last_call_at, start.id)
-        found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
+        if sort == "newest":
+            found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
+        else:
+            found = browse.worst(chosen, sort, limit=limit)
         summaries = browse.summaries(found, openings=True)
         matching, held = browse.count(chosen), browse.count(store.Filter())
     shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
@@ -53,11 +62,11 @@ def list_trajectories(
             none = "no trajectories are recorded yet; run your agent with art_patch.patch()"
         output.stdout().print("no more" if after is not None and matching else none)
         return
-    _print_list(summaries, now=time.time())
+    _print_list(summaries, now=time.time(), slowest=sort == "latency" or chosen.slower_than_s is not None)
     if len(summaries) < matching:
         note = f"\n{len(summaries)} of {matching}"
         # The last id is shown whole: it is what the next command needs.
-        note += f"; older ones: --after {summaries[-1].id}" if len(summaries) == limit else ""
+        note += f"; older ones: --after {summaries[-1].id}" if len(summaries) == limit and sort == "newest" else ""
         output.say(note, style="dim")
 
 
@@ -120,10 +129,10 @@ def _the_run(opened: store.Store, prefix: str) -> str:
     return the_one(prefix, ids, "trajectory", listed_by="art-patch trajectories list")
 
 
-def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
+def _print_list(summaries: Sequence[store.Summary], *, now: float, slowest: bool) -> None:
     console = output.stdout()
     wide, narrow = console.width >= WIDE, console.width < NARROW
-    length, by = _id_length([one.id for one in summaries]), "by" if narrow else "answered by"
+    length, by = _id_length([one.id for one in summaries]), "answered by" if wide else "by"
     rows: list[dict[str, output.Text]] = []
     for one in summaries:
         about = output.cell(one.name or "", "bold")
@@ -136,17 +145,25 @@ def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
             "ago": output.Text(output.ago(now - (one.last_call_at or one.started_at))),
             "about": about,
             "user": output.cell(one.user_id or ""),
+            "session": output.cell(one.session_id or ""),
             "task": output.cell(one.scenario_key or ""),
             "calls": output.Text(str(one.calls)),
             "tokens": output.Text(short_number(one.prompt_tokens + one.completion_tokens)),
             "took": output.Text(output.seconds(one.duration_s) if one.calls else ""),
+            "slowest": output.Text(output.seconds(one.slowest_ms / 1_000) if one.calls else ""),
             by: output.Text("imported" if one.origin == "imported" else ", ".join(map(output.one_line, one.policies))),
             "reward": output.Text("" if one.reward is None else f"{one.reward:.2f}"),
         }
-        hidden = (() if wide else ("user", "task", "took")) + (("tokens",) if narrow else ())
-        rows.append({name: text for name, text in row.items() if name not in hidden})
+        rows.append(row)
+    hidden = {name for name in ("user", "session", "task") if not any(row[name].plain for row in rows)}
+    hidden |= set() if slowest else {"slowest"}
+    if not wide:
+        # Who it was matters more than how much it was; both do not fit.
+        people = not narrow and not {"user", "session"} <= hidden
+        hidden |= {"task", "took"} | ({"calls", "tokens"} if people else {"user", "session", "tokens"})
+    rows = [{name: text for name, text in row.items() if name not in hidden} for row in rows]
     # So that one long name does not take the line from "about".
-    longest = {"user": 20, "task": 20, by: 20 if wide else 12}
+    longest = {"user": 20, "session": 20, "task": 20, by: 20} if wide else {"user": 12, "session": 10, by: 12}
     gap = 2 if wide else 1
     needed = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
     widths = {name: min(width, longest.get(name, console.width)) for name, width in needed.items()}
@@ -156,7 +173,7 @@ def _print_list(summaries: Sequence[store.Summary], *, now: float) -> None:
     widths["about"] = min(widths["about"], max(rest, 10))
     table = output.Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for name, width in widths.items():
-        right = name in ("ago", "calls", "tokens", "took", "reward")
+        right = name in ("ago", "calls", "tokens", "took", "slowest", "reward")
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=width, justify="right" if right else "left")
     for row in rows:
         table.add_row(*row.values())

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Subquery, Text, and_, cast, exists, func, or_, select
 
@@ -24,6 +24,8 @@ PAGE = 200
 
 _T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
 _OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
+
+Sort = Literal["newest", "reward", "latency"]
 
 # The end of a page: when the last call of its last trajectory ended, and the trajectory's id.
 Cursor = tuple[float | None, str]
@@ -49,6 +51,9 @@ class Filter:
     status: str | None = None  # `error` selects trajectories whose block or one of whose calls failed, `ok` all others
     # `True` selects trajectories with at least one call that can be trained on, `False` all others.
     trainable: bool | None = None
+    model: str | None = None  # the app asked for this model in a call, or it answered one
+    error: str | None = None  # the error of the trajectory or of a call holds this text, in any case
+    slower_than_s: float | None = None  # a call took at least so many seconds
     shadows: bool = False  # whether copies that the app never saw are included
 
 
@@ -71,6 +76,7 @@ class Summary:
     failed_calls: int = 0  # number of calls without a complete answer
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    slowest_ms: float = 0.0  # duration of the slowest call
     policies: tuple[str, ...] = ()  # names of the policies that answered the calls; `upstream` stands for the provider
     trainable_calls: int = 0
     # The reward that training uses; `None` if neither the app, a user nor the judge gave one.
@@ -137,6 +143,23 @@ class Browser(Part):
                 query = query.order_by(_T.id.desc()).limit(limit - len(found))
                 found += [(None, key) for key in connection.scalars(query)]
         return found
+
+    def worst(self, filter: Filter, by: Sort, *, among: Sequence[str] | None = None, limit: int = PAGE) -> list[str]:
+        """Return the matching trajectories with the lowest rewards (`reward`) or the slowest calls (`latency`) first.
+
+        Those without a reward, or without calls, are left out. With `among`, only these ids are looked at.
+        """
+        slowest = select(func.max(_C.duration_ms)).where(_C.trajectory_id == _T.id).scalar_subquery()
+        value = _reward() if by == "reward" else -slowest
+        moment = func.coalesce(_T.last_call_at, _T.started_at)
+        query = select(value.label("value"), _T.id).where(*_conditions(filter), *_within(moment, filter))
+        found = query.subquery().c
+        ordered = select(found.value, found.id).where(found.value.is_not(None)).order_by(found.value, found.id.desc())
+        with self._database.read() as connection:
+            if among is None:
+                return [row.id for row in connection.execute(ordered.limit(limit))]
+            rows = sorted(rows_in(connection, ordered, found.id, among), key=lambda row: row.value)
+        return [row.id for row in rows[:limit]]
 
     def count(self, filter: Filter) -> int:
         """Return how many trajectories in the store match the filter."""
@@ -219,19 +242,22 @@ class Browser(Part):
             "prompt_tokens": func.sum(_C.prompt_tokens),
             "completion_tokens": func.sum(_C.completion_tokens),
         }
+        slowest = func.max(_C.duration_ms)
         found: dict[str, dict[str, Any]] = {}
         with self._database.read() as connection:
             for *values, reward in rows_in(connection, select(*columns, _reward()), _T.id, ids):
                 one = dict(zip(names, values, strict=True)) | {"reward": reward}
                 found[one["id"]] = one | {"tags": tuple(one["tags"])}
-            by_policy = select(_C.trajectory_id, _C.policy, *sums.values()).group_by(_C.trajectory_id, _C.policy)
+            numbers_of = _C.trajectory_id, _C.policy
+            by_policy = select(*numbers_of, slowest, *sums.values()).group_by(*numbers_of)
             # One row per policy: their sums are added up here, and the policies are listed.
-            for key, policy, *numbers in rows_in(
+            for key, policy, longest, *numbers in rows_in(
                 connection, by_policy.order_by(_C.policy.is_not(None), _C.policy), _C.trajectory_id, ids
             ):
                 values = found.get(key, {})
                 for name, number in zip(sums, numbers, strict=True):
                     values[name] = values.get(name, 0) + int(number or 0)
+                values["slowest_ms"] = max(values.get("slowest_ms", 0.0), longest)
                 values["policies"] = (*values.get("policies", ()), policy or "upstream")
             counts = select(_S.trajectory_id, func.count()).group_by(_S.trajectory_id)
             for key, count in rows_in(connection, counts, _S.trajectory_id, ids):
@@ -293,6 +319,13 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
     if filter.policy is not None:
         policy = None if filter.policy == "upstream" else filter.policy
         yield exists().where(mine, _C.policy == policy if policy is not None else _C.policy.is_(None))
+    if filter.model is not None:
+        yield exists().where(mine, or_(_C.requested_model == filter.model, _C.answered_by == filter.model))
+    if filter.error is not None:
+        in_run, in_call = (column.icontains(filter.error, autoescape=True) for column in (_T.error, _C.error))
+        yield or_(in_run, exists().where(mine, in_call))
+    if filter.slower_than_s is not None:
+        yield exists().where(mine, _C.duration_ms >= filter.slower_than_s * 1_000)
     if filter.status is not None:
         failed = or_(_T.error.is_not(None), exists().where(mine, _C.status != "ok"))
         yield failed if filter.status == "error" else ~failed
