@@ -2,7 +2,7 @@
 
 An environment holds one openai, what art_patch and these tests need besides, and art_patch from this source tree. It is
 made once and kept in pytest's cache, under a hash of what was asked for. What this interpreter has of it is copied, and
-pip, which has the last word, fetches the rest. In each the tests run twice: as installed, where the other HTTP library
+uv, which has the last word, fetches the rest. In each the tests run twice: as installed, where the other HTTP library
 must not be importable, and the call shapes once more with that one beside.
 
 Two environments are worked on at a time. What was run, with which versions, and what was skipped why is printed in the
@@ -47,7 +47,7 @@ class Major:
     """One major of the SDK.
 
     Attributes:
-        openai: what pip is asked for.
+        openai: what is asked for.
         own: the HTTP library that it brings.
         other: the one that it does not.
     """

@@ -2,14 +2,13 @@
 
 An environment of a framework holds what was asked for, what art_patch needs, and art_patch from this source tree with
 its entry points as pyproject.toml has them now. It is made once and kept in pytest's cache (or in the directory that
-`ART_PATCH_TEST_ENVIRONMENTS` names), under a hash of what was asked for. What this interpreter has of it is copied, and
-pip, which has the last word, fetches the rest.
+`ART_PATCH_TEST_ENVIRONMENTS` names), under a hash of what was asked for. What this interpreter has of it is copied,
+since it is compiled, and uv, which has the last word, fetches the rest: it needs seconds where pip needs a minute.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -32,7 +31,7 @@ _METADATA = "Metadata-Version: 2.1\nName: art-patch\nVersion: 0\n"
 
 
 # With PYTHONDONTWRITEBYTECODE each process would compile the whole SDK anew. Taken now: a fixture of the other tests
-# here does without certificates, and pip does not.
+# here does without certificates, and uv does not.
 LEFT_OUT = ("PYTEST", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -62,7 +61,7 @@ def closure(wanted: list[str], but: tuple[str, ...]) -> tuple[dict[str, Distribu
         if name not in but:
             whole = whole and asked.specifier.contains(installed.version, prereleases=True)
             found[name] = installed
-        # What the SDK needs here, its other majors need too; if not, pip sees to it.
+        # What the SDK needs here, its other majors need too; if not, uv sees to it.
         if name not in but or name == "openai":
             needs = [Requirement(line) for line in installed.requires or ()]
             todo += [(need, one) for need in needs for one in ("", *asked.extras)]
@@ -76,7 +75,7 @@ def copy_installed(wanted: list[str], site: Path, but: tuple[str, ...] = ()) -> 
         files = [(file, Path(str(file.locate()))) for file in installed.files or ()]
         inside = [(file, source) for file, source in files if ".." not in file.parts and source.is_file()]
         if not any(file.name == "RECORD" for file, _ in inside) or (installed.read_text("direct_url.json") or ""):
-            whole = False  # not as pip installs from the index
+            whole = False  # not as it comes from the index
             continue
         for file, source in inside:
             target = site / file
@@ -103,10 +102,8 @@ def tail(text: str) -> str:
 
 def create_venv(place: Path) -> list[Any]:
     """Make an empty virtual environment; returns the command that installs into it."""
-    own_pip = importlib.util.find_spec("pip") is None  # then the environment needs one, which takes longer
-    venv.create(place, symlinks=True, with_pip=own_pip)
-    pip = [place / "bin/python" if own_pip else sys.executable, "-m", "pip", "--python", place / "bin/python"]
-    return [*pip, "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    venv.create(place, symlinks=True)
+    return [sys.executable, "-m", "uv", "pip", "install", "--quiet", f"--python={place}/bin/python"]
 
 
 def environment(name: str, requirements: Sequence[str]) -> Path:
@@ -114,7 +111,7 @@ def environment(name: str, requirements: Sequence[str]) -> Path:
 
     Args:
         name: of the framework, for people who look into the cache.
-        requirements: what pip is asked for; what art_patch needs is added, unless it is named here.
+        requirements: what is asked for; what art_patch needs is added, unless it is named here.
     """
     needed = _project()["dependencies"]
     names = {Requirement(line).name for line in requirements}
