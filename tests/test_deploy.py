@@ -260,13 +260,14 @@ def entrypoint(home: Path, secret: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_container_without_a_secret_makes_a_key_and_keeps_it(tmp_path: Path):
-    keys: set[str | None] = set()
+    keys: list[set[str | None]] = []
     for _ in range(2):
         assert entrypoint(tmp_path, tmp_path / "none").stdout == "as it is\n"
-        keys.add(read_key(str(tmp_path / "api.key")))  # refuses a file that others may read
-    (key,) = keys
-    assert key is not None and re.fullmatch(r"[0-9a-f]{64}", key)
-    assert [path.name for path in tmp_path.iterdir()] == ["api.key"]
+        keys.append({read_key(str(path)) for path in tmp_path.iterdir()})  # refuses a file that others may read
+    assert keys[0] == keys[1]
+    assert all(key is not None and re.fullmatch(r"[0-9a-f]{64}", key) for key in keys[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["api.key", "proxy.key"]
+    assert len(keys[0]) == 2
 
 
 def test_a_secret_is_taken_whatever_its_mode(tmp_path: Path):
