@@ -20,6 +20,8 @@
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
     ├── HubError                 16   the model hub cannot be reached or refused; the message says what it has
     ├── TrackerError             17   a tracker cannot be reached or refused; accepted data is not sent again
+    ├── NotReproducible          20   an update cannot be made again; the answer says why
+    │   └── OtherWeights         21   it was made again, and its weights differ
     └── CommandNotFound         127   the program to run does not exist
 
 The number is the exit code of the command line. It exits with 0 on success, which includes "nothing to do", and with
@@ -126,6 +128,14 @@ class HubError(ArtPatchError, exit_code=16):
 
 class TrackerError(ArtPatchError, exit_code=17):
     """A tracker cannot be reached, or refused data. The data that it accepted before is not sent again."""
+
+
+class NotReproducible(ArtPatchError, exit_code=20):
+    """An update cannot be made again: its data, parent or base is not there, or it was made on another machine."""
+
+
+class OtherWeights(NotReproducible, exit_code=21):
+    """An update was made again from the same input, and its weights differ. This is a result, no fault."""
 
 
 class CommandNotFound(ArtPatchError, exit_code=127):

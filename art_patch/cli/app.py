@@ -27,6 +27,7 @@ from art_patch.cli.commands import (
     measure,
     policies,
     policy_copies,
+    reproduce,
     retrain,
     rollback,
     run,
@@ -138,7 +139,9 @@ _policies.command("show")(lineage.show_policy)
 _policies.command("export")(policy_copies.export_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
-_add(DECIDE, measure.evaluate, policies.promote, policies.watch, rollback.rollback, policies.reject)
+_add(
+    DECIDE, measure.evaluate, reproduce.reproduce, policies.promote, policies.watch, rollback.rollback, policies.reject
+)
 
 _add(DATA, files.export, store.erase, consent.consent)
 app.command("import", rich_help_panel=DATA)(files.import_file)

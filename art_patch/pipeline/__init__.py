@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from art_patch.pipeline.cycle_run import LONG, CycleConfig, CycleReport, Run, metrics_line, why_none_serves
     from art_patch.pipeline.decision_log import DecisionLog
     from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
+    from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce
     from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update

@@ -25,6 +25,7 @@ from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.types import CONTINUABLE, JSON, Policy
 
+REPRODUCTION = "reproduction"  # name of the project's directory of an update that is made again, and of its lock
 GATE_RUNS = "gate"  # name of the project's directory for scratch stores, which exist only while a gate repeats runs
 _SEEMS_BETTER = "seems_better"
 _MOST_FAR = 0.2  # share of its rows that a candidate may leave out because the champion's answers are far from it
@@ -74,23 +75,25 @@ def discard_jobs(jobs: Iterable[Path], adapters: Path, known: Collection[str]) -
 
 
 def forget_unfinished(directory: Path, known: Collection[str]) -> bool:
-    """Delete all files of killed updates and gates of a project unless a cycle runs; return whether that was done.
+    """Delete all files of killed updates and gates of a project unless they are at work; return whether that was done.
 
     An erasure needs this, because the files may contain the user's data. The next cycle begins these updates and gates
     again from the store. `known` has the names of all policies in the ledger.
     """
-    left = [path for name in ("training", GATE_RUNS) if (path := directory / name).exists()]
-    if not left:
-        return True
-    # Under the cycle's own lock file. The store's lease is not needed: these files are on this machine only.
-    try:
-        with project_lock(directory):
-            discard_jobs(unfinished_jobs(directory), directory / "adapters", known)
-            for path in left:
-                shutil.rmtree(path)
-    except Busy:
-        return False
-    return True
+    done = True
+    for what, names in (("cycle", ("training", GATE_RUNS)), (REPRODUCTION, (REPRODUCTION,))):
+        if not (left := [path for name in names if (path := directory / name).exists()]):
+            continue
+        # Under their own lock files. The store's lease is not needed: these files are on this machine only.
+        try:
+            with project_lock(directory, what):
+                if what == "cycle":
+                    discard_jobs(unfinished_jobs(directory), directory / "adapters", known)
+                for path in left:
+                    shutil.rmtree(path)
+        except Busy:
+            done = False
+    return done
 
 
 # --- lines of candidates ---

@@ -56,14 +56,14 @@ class CycleLease:
 
 
 @contextmanager
-def project_lock(directory: Path) -> Generator[None]:
-    """Hold the lock file of a project's directory while the block runs; raises `Busy` if another process holds it."""
+def project_lock(directory: Path, what: str = "cycle") -> Generator[None]:
+    """Hold a lock file of a project's directory while the block runs; raises `Busy` if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(directory / "cycle.lock", timeout=0, mode=0o600)
+    lock = FileLock(directory / f"{what}.lock", timeout=0, mode=0o600)
     try:
         lock.acquire()
     except Timeout:
-        raise _busy(str(directory)) from None
+        raise _busy(str(directory), what) from None
     try:
         yield
     finally:
@@ -138,5 +138,5 @@ def _busy_store(leases: Leases) -> Busy:
     return _busy(f"this store ({owner})" if owner else "this store")
 
 
-def _busy(where: str) -> Busy:
-    return Busy(f"another cycle is running on {where}; this one did nothing. Try again when it is done")
+def _busy(where: str, what: str = "cycle") -> Busy:
+    return Busy(f"another {what} is running on {where}; this one did nothing. Try again when it is done")

@@ -15,22 +15,21 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 # The module, not its names: they load at first use, and a cycle that trains nothing must not need numpy or torch.
-from art_patch import policies, training
-from art_patch._lib.key_files import made_key
+from art_patch import training
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, TrainingError
 from art_patch.pipeline.base_check import check_base
 from art_patch.pipeline.carry_over import discard_jobs, distances_to, start_of, unfinished_jobs
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.lineage import origin
 from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
 _WITHIN_NOISE = "the rewards of the siblings differ no more than the judge disagrees with itself"
-_KEY_FILE = "lineage.key"  # in the project's directory; it keys the digests in manifests
 _EVALUATED = 64  # groups; each is computed once per evaluation
 _Rows: TypeAlias = "tuple[tuple[training.Row, ...], training.RowsReport]"
 
@@ -253,7 +252,7 @@ def make_job(
         found = [group for group in found if group.id not in put_aside]
         if not found:
             return None
-    return training.TrainJob(
+    job = training.TrainJob(
         base=champion.base,
         base_sha256=champion.base_sha256,
         parent=_adapter(start),
@@ -268,24 +267,8 @@ def make_job(
         others=(*also.others, *of_rehearsal),
         mean_reward=mean_reward,
         metrics=run.metrics["train"],
-        lineage=_lineage(run, start, groups, found, (*also.others, *of_rehearsal)),
     )
-
-
-def _lineage(
-    run: Cycle, start: Policy, groups: Sequence[Group], found: Sequence[training.TrainGroup], alone: Sequence[str]
-) -> dict[str, Any]:
-    """Return what the manifest of the new policy says of its origin: parent, judges, and digests of its data."""
-    kept = {group.id: [each.trajectory_id for each in group.siblings] for group in found}
-    siblings = ((group.id, each) for group in groups if group.id in kept for each in group.trajectories)
-    scores = (score for key, each in siblings for score in each.scores if score.group_id == key)
-    run.adapters.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # the key is the first file that a job writes
-    judges = sorted({(score.judge, score.rubric or "") for score in scores if score.judge is not None})
-    return {
-        "parent": start.name,
-        "judges": [{"judge": judge, "rubric": rubric} for judge, rubric in judges],
-        policies.DATA: policies.data_digests(made_key(run.adapters.parent / _KEY_FILE), kept, alone),
-    }
+    return replace(job, lineage=origin(run, champion, start, groups, job))
 
 
 class _Made(NamedTuple):

@@ -39,7 +39,8 @@ WEIGHTS = "adapter_model.safetensors"
 _REQUIRED_FILES = frozenset({CONFIG, WEIGHTS})
 _KNOWN_FILES = _REQUIRED_FILES | {"README.md"}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_SMALL_FILE_BYTES = 1 << 20  # of every file but the weights
+_SMALL_FILE_BYTES = 1 << 20  # of every file but the weights and the manifest, which names each run by a digest
+_MANIFEST_BYTES = 16 << 20
 
 
 def check_name(name: object) -> str:
@@ -239,8 +240,8 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
 
 
 def read_json(directory: Path, file: str) -> dict[str, Any]:
-    """Reads a file of an adapter's directory, of at most 1 MiB, as a JSON object."""
-    return parse_object(directory.name, file, _read_file(directory, file, _SMALL_FILE_BYTES))
+    """Reads a file of an adapter's directory, of at most 16 MiB, as a JSON object."""
+    return parse_object(directory.name, file, _read_file(directory, file, _MANIFEST_BYTES))
 
 
 def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from art_patch.training.data.supervised import Pair, demonstrations, preferences
     from art_patch.training.kernels.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
-    from art_patch.training.loop.loading import require_machine, require_servable
+    from art_patch.training.loop.loading import made_with, require_machine, require_servable
     from art_patch.training.loop.start_scores import near_job
     from art_patch.training.loop.update import run_job
     from art_patch.training.losses.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     )
     from art_patch.types.calls import AppReport, Call, Choice, Record
     from art_patch.types.jobs import (
-        CHALLENGERS, CONTINUABLE, MOVES, UPSTREAM_ARM, ArmCall, ArmTraffic, Group, Judgement, KnownScenario, Policy,
-        RunValue, Served, TrainedRow, Trajectory, UpstreamChange, Usage, check_move,
+        CHALLENGERS, CONTINUABLE, IMPORTED, MOVES, UPSTREAM_ARM, ArmCall, ArmTraffic, Group, Judgement, KnownScenario,
+        Policy, RunValue, Served, TrainedRow, Trajectory, UpstreamChange, Usage, check_move,
     )
 else:
     # Python takes a millisecond to make such a class. So the modules that `patch()` does not need are loaded when they

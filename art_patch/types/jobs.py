@@ -105,6 +105,10 @@ CONTINUABLE = "may_be_continued"
 """Name in the gate's metrics of a rejected candidate that the next update may start from."""
 
 
+IMPORTED = "imported"
+"""Name in a policy's metrics of what it brought along when it was imported: its origin, and its tests elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A base model with a LoRA adapter after some number of updates. Its weights never change, only its state does."""

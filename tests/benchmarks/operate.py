@@ -1,8 +1,8 @@
-"""What an operator meets: servers that end while apps ask.
+"""What an operator meets: servers that end while apps ask, and policies that are made again.
 
 ::
 
-    python tests/benchmarks/operate.py [--json] [--only servers] [--kills 50] [--seed 0]
+    python tests/benchmarks/operate.py [--json] [--only servers|reproduce] [--kills 50] [--policies 10] [--seed 0]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table.
@@ -16,6 +16,9 @@ targets that were not met; without it, a table.
   `takeover_most_s` is the longest time from a kill of the server that had the route until the next call began that a
   policy answered. Streams are not asked for: one that has begun ends with an error if its server is killed, whatever
   the other server does.
+- `reproduce` (`operate_reproduce`): `--policies` policies of a tiny model, in projects of two, are each made again by
+  `art-patch reproduce` in a process of its own. `reproduced` counts those of which no weight differs by more than 1e-6,
+  `not_made` those that could not be made again, and `largest_difference` is that of all weights.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks import operate_servers  # noqa: E402 - the line above makes ours importable
+from tests.benchmarks import operate_reproduce, operate_servers  # noqa: E402 - the line above makes ours importable
 from tests.support.benchmark_report import finish  # noqa: E402
 
-TARGETS = (*operate_servers.TARGETS,)
-PARTS = {"servers": lambda given: operate_servers.servers(given.kills, given.seed)}
+TARGETS = (*operate_servers.TARGETS, *operate_reproduce.TARGETS)
+PARTS = {
+    "servers": lambda given: operate_servers.servers(given.kills, given.seed),
+    "reproduce": lambda given: operate_reproduce.reproduce(given.policies, given.seed),
+}
 
 
 def main() -> None:
@@ -41,6 +47,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--policies", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     metrics: dict[str, Any] = {}

@@ -51,6 +51,7 @@ KNOWN = {
     "send wandb": ["--offline", "wandb"],
     "policies": [],
     "policies show": ["agent@1"],
+    "reproduce": ["agent@1"],
     "policies export": ["agent@1", "adapter"],
     "policies push": ["agent@1", "me/agent"],
     "trajectories list": [],

@@ -89,6 +89,7 @@ READS: dict[str, Attempt] = {
     "read.group_ids": lambda s: s.read.group_ids(state="formed"),
     "read.groups": lambda s: s.read.groups(state="trained"),
     "read.groups_of": lambda s: s.read.groups_of(GROUPS),
+    "read.members": lambda s: s.read.members(GROUPS),
     "read.arrivals": lambda s: s.read.arrivals(["u"]),
     "read.calls_of_apps": lambda s: s.read.calls_of_apps(since=0.0, until=9e9),
     "read.known_scenarios": lambda s: s.read.known_scenarios(["shared", f"{MARK} task"]),

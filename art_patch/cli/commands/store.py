@@ -242,7 +242,9 @@ def erase(
     todo = advice(erasure, policies, settings.project)
     names = [one.name for one in policies]
     if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
-        todo.append("A cycle is at work; if it trains, its copy of what it learns from is deleted when it has ended.")
+        todo.append(
+            "A cycle is at work, or `reproduce`; if it trains, its copy of the data is deleted when it has ended."
+        )
     if project.answered(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo}):
         return
     for line in _lines(erasure, whose, todo):

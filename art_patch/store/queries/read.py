@@ -159,6 +159,11 @@ class Reader(Part):
             for row in (found[key] for key in ids if key in found)
         )
 
+    def members(self, groups: Sequence[str]) -> tuple[str, ...]:
+        """Return the ids of all runs in these groups, also of those that may not be learned from."""
+        with self._database.read() as connection:
+            return tuple(key for (key,) in rows_in(connection, select(_T.id), _T.group_id, groups))
+
     def _followed(self, turns: Mapping[str, str]) -> dict[str, tuple[JSON, ...]]:
         """Return the messages that followed each of these calls (ids by any key) in its own run, by the same key."""
         with self._database.read() as connection:

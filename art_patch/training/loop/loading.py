@@ -9,11 +9,13 @@ layers of the base model are always off.
 money is spent on it. They do not load the base model's weights.
 """
 
+import platform
 import random
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +54,18 @@ def require_machine(config: TrainConfig) -> None:
     gpus = torch.cuda.device_count()
     if gpus and config.processes > gpus:
         raise ConfigError(f"processes={config.processes}, but there are {gpus} GPUs; take at most as many")
+
+
+def made_with(config: TrainConfig) -> dict[str, Any]:
+    """Returns what the rounding of an update on this machine depends on: packages, device and number of threads."""
+    device = default_device()
+    cpu = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return {
+        **{name: version(name) for name in ("torch", "transformers", "peft")},
+        "backend": backend_of(config),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def load(job: TrainJob, device: torch.device) -> Any:

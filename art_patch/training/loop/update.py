@@ -31,7 +31,7 @@ from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of
 from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of, read_file, write_arrays
-from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, require_machine
+from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, made_with, require_machine
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
 from art_patch.training.loop.start_scores import near_job, phase_scores, start_scores, without_far_rows
@@ -179,7 +179,7 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
         extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
-        extra |= {**job.lineage, "art_patch": __version__, "made_at": time.time()}
+        extra |= {**job.lineage, "art_patch": __version__, "made_with": made_with(job.config), "made_at": time.time()}
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
 
 
