@@ -30,7 +30,7 @@ LEVELS = (
     "patching",
     "replay",
     "pipeline",
-    "trackers rollouts proxy doctor schedule autostart",
+    "trackers rollouts proxy doctor schedule autostart metrics",
     "feedback insights local",
     "demo",
     "cli",

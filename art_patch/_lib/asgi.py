@@ -271,14 +271,17 @@ class PageGuard:
 
 
 class KeyGuard:
-    """ASGI middleware that answers 401 with `message` to a request without the key, on every route but `/health`."""
+    """ASGI middleware that answers 401 with `message` to a request without the key, except for paths in `free`."""
 
-    def __init__(self, app: ASGIApp, header: bytes, value: str, message: str, code: str | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, header: bytes, value: str, message: str, code: str | None = None, *, free: Collection[str]
+    ) -> None:
         self._app, self._header, self._value, self._message, self._code = app, header, value, message, code
+        self._free = free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose `header` is not `value` with 401, or passes the request on to the application."""
-        if scope["type"] == "http" and scope["path"] != "/health" and not shows(scope, self._header, self._value):
+        if scope["type"] == "http" and scope["path"] not in self._free and not shows(scope, self._header, self._value):
             response = JSONResponse(error_body(401, self._message, code=self._code), status_code=401)
             await response(scope, receive, send)
         else:

@@ -63,6 +63,7 @@ class Status(NamedTuple):
             the sessions.
         base_url: address of the engine that serves the champion and the policy under test.
         dropped: number of records that were lost, because the queue was full or the store refused them.
+        queued: number of records that wait to be written to the store.
         fallbacks: number of recorded calls that should have been answered by a policy and were answered by upstream.
         engine_full: number of those fallbacks that went upstream because the engine had no room for them.
         not_routed: number of calls that no policy can answer, by API and reason. They are no fallbacks.
@@ -72,6 +73,7 @@ class Status(NamedTuple):
         instrumented: the patched SDK with its version, and the integrations in use.
         bypasses: number of calls that a library sent without the OpenAI SDK, by the way it sent them. Calls of
             libraries that art_patch does not know are not counted.
+        open_breakers: the circuit breakers that are not closed, so that calls go upstream: `engine`, `challenger`.
         errors: number of faults of art_patch and errors of the store, by the place in the code.
         degraded: one sentence for each thing that does not work right now.
         projects: the status of each project, if there are several; fields that are no counts are above the first's.
@@ -85,6 +87,7 @@ class Status(NamedTuple):
     base_url: str | None = None
     recorded: int = 0
     dropped: int = 0
+    queued: int = 0
     served_by_policy: int = 0
     fallbacks: int = 0
     engine_full: int = 0
@@ -94,6 +97,7 @@ class Status(NamedTuple):
     shadow_failed: int = 0
     instrumented: tuple[str, ...] = ()
     bypasses: Mapping[str, int] = MappingProxyType({})
+    open_breakers: tuple[str, ...] = ()
     errors: Mapping[str, int] = MappingProxyType({})
     degraded: tuple[str, ...] = ()
     projects: Mapping[str, "Status"] = MappingProxyType({})
@@ -306,6 +310,9 @@ class Runtime:
             with self._lock:
                 breaker.released(time.monotonic())
 
+    def _breakers(self) -> dict[str, Breaker]:
+        return {"engine": self.breaker, "challenger": self.challenger_breaker}
+
     def _not_closed(self, challenger: bool) -> list[Breaker]:
         breakers = (self.breaker, self.challenger_breaker) if challenger else (self.breaker,)
         return [breaker for breaker in breakers if not breaker.closed]
@@ -319,6 +326,8 @@ class Runtime:
             **{name: getattr(target, name) for name in of_target},
             **{name: getattr(recorder.counts, name) for name in of_counts},
             "dropped": recorder.dropped,
+            "queued": recorder.account.unfinished,
+            "open_breakers": tuple(name for name, its in self._breakers().items() if not its.closed),
             "not_routed": dict(self.not_routed),
             "shadowed": shadow.asked,
             "shadow_skipped": shadow.skipped,

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from art_patch.pipeline.carry_over import forget_unfinished
     from art_patch.pipeline.cycle import prune, retrain
     from art_patch.pipeline.cycle_lock import project_lock
-    from art_patch.pipeline.cycle_run import LONG, CycleConfig, CycleReport, Run, metrics_line, why_none_serves
+    from art_patch.pipeline.cycle_run import (
+        LONG, CycleConfig, CycleReport, Run, keep_last_retrain, last_retrain, metrics_line, why_none_serves,
+    )
     from art_patch.pipeline.decision_log import DecisionLog
     from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
     from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce

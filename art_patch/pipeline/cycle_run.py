@@ -7,6 +7,7 @@ beside the store, so that they can be read when the store cannot be opened. They
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
@@ -111,6 +112,7 @@ Outcome = Literal[
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""
 KEPT = 200  # number of reports that are kept; older ones are deleted
+_LAST = "last.json"
 _WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure of a user does not look into reports
 
 
@@ -157,6 +159,28 @@ def write_report(
     except OSError:
         return None
     return folder / f"{name}.json"
+
+
+def keep_last_retrain(directory: Path, *, ended_at: float, took_s: float, exit_code: int, outcome: str) -> None:
+    """Note how the newest `art-patch retrain` ended, also if its cycle never began, for metrics; a failure is ignored.
+
+    `outcome` is a cycle's, or the class of the error. A project that has no directory gets none.
+    """
+    facts = {"ended_at": ended_at, "took_s": round(took_s, 3), "exit_code": exit_code, "outcome": outcome}
+    with suppress(OSError):
+        if directory.is_dir():
+            (directory / "cycles").mkdir(mode=0o700, exist_ok=True)
+            with replacing(directory / "cycles" / _LAST) as file:
+                file.write(f"{json.dumps(facts)}\n".encode())
+
+
+def last_retrain(directory: Path) -> JSON | None:
+    """Return what `keep_last_retrain` noted; `None` if there is nothing."""
+    try:
+        facts: Any = json.loads((directory / "cycles" / _LAST).read_text("utf-8"))
+        return {name: facts[name] for name in ("ended_at", "took_s", "exit_code", "outcome")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def to_markdown(facts: JSON) -> str:

@@ -6,6 +6,6 @@ those of `patching`; all other requests are forwarded. Upstream gets the caller'
 body, only once. The caller's key is never recorded and never sent to the engine.
 """
 
-from art_patch.proxy.server import run_proxy
+from art_patch.proxy.server import PREFIX, SURFACES, run_proxy
 
-__all__ = ["run_proxy"]
+__all__ = ["PREFIX", "SURFACES", "run_proxy"]

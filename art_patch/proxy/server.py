@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from art_patch._lib import asgi, http_server
+from art_patch._lib import asgi, http_server, probes
 from art_patch._lib.asgi import Caller, Gone, Pairs, error_body
 from art_patch.context import group, recorded_only, trajectory
 from art_patch.errors import ConfigError
@@ -52,6 +52,7 @@ def run_proxy(
     drain_s: float = 30.0,
     stop: threading.Event | None = None,
     max_body: int = asgi.MAX_BODY_BYTES,
+    monitor: probes.Monitor | None = None,
     **settings: Any,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
@@ -59,6 +60,7 @@ def run_proxy(
     Args:
         key: the key that callers must send in the header `x-art-key`.
         max_body: the largest body in bytes that is recorded and routed; a larger one goes upstream unread.
+        monitor: counts the requests; without one there is no `/livez`, `/readyz` and `/metrics`.
         settings: the arguments of `patch()`, which documents them.
 
     Raises:
@@ -73,7 +75,7 @@ def run_proxy(
         try:
             here = http_server.url_of(host, sock) + PREFIX
             names = (host,) if http_server.is_loopback(sock.getsockname()[0]) else None
-            app = build_app(upstream, key=key, names=names, max_body=max_body)
+            app = build_app(upstream, key=key, names=names, max_body=max_body, monitor=monitor)
             ready = None if on_ready is None else partial(on_ready, here)
             # Uvicorn's log stays silent: it reports an answer as an error if upstream breaks it off.
             http_server.serve(app, sock, drain_s=drain_s, on_ready=ready, stop=stop, keep_alive_s=75, lifespan="on")
@@ -113,10 +115,12 @@ def build_app(
     key: str | None = None,
     names: Collection[str] | None = (),
     max_body: int = asgi.MAX_BODY_BYTES,
+    monitor: probes.Monitor | None = None,
 ) -> Starlette:
     """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
     `key` is what callers must send in the header `x-art-key`; `names` are the host names that `PageGuard` accepts.
+    `monitor` is that of `run_proxy`.
     """
     gateway = _Gateway(asgi.Intake(max_body))
 
@@ -134,13 +138,21 @@ def build_app(
             facts |= {"recorded": now.recorded, "not_routed": now.not_routed, "degraded": list(now.degraded)}
         return JSONResponse(facts)
 
+    def may_read_metrics(request: Request) -> None:
+        # Prometheus can send a bearer token in all of its releases, and another header only in the newest.
+        shown = (KEY, key), (b"authorization", f"Bearer {key}")
+        if key is not None and not any(asgi.shows(request.scope, *each) for each in shown):
+            raise asgi.ApiError(401, f"{_NO_KEY}, or as `Authorization: Bearer KEY`")
+
+    probed = [] if monitor is None else probes.routes(monitor, may_read_metrics)
     app = Starlette(
-        routes=[Route("/health", health), Route(f"{PREFIX}/{{rest:path}}", gateway)],
+        routes=[Route("/health", health), *probed, Route(f"{PREFIX}/{{rest:path}}", gateway)],
         middleware=[
+            *([Middleware(probes.Observed, monitor)] if monitor else []),
             Middleware(asgi.PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
-            *([Middleware(asgi.KeyGuard, KEY, key, _NO_KEY)] if key else []),
+            *([Middleware(asgi.KeyGuard, KEY, key, _NO_KEY, free=(*probes.OPEN, "/metrics"))] if key else []),
         ],
-        exception_handlers={HTTPException: _http_error, Exception: _server_error},
+        exception_handlers={HTTPException: _http_error, asgi.ApiError: _refused, Exception: _server_error},
         lifespan=lifespan,
     )
     # A redirect would lose the body, and upstream decides which paths exist.
@@ -271,6 +283,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = cast("HTTPException", error).status_code
     message = f"{request.method} {request.url.path} is not served here; addresses begin with {PREFIX}/"
     return JSONResponse(error_body(code, message), status_code=code)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    refusal = cast("asgi.ApiError", error)
+    return JSONResponse(refusal.body(), status_code=refusal.status)
 
 
 async def _server_error(_: Request, error: Exception) -> Response:

@@ -83,7 +83,7 @@ class Recorder:
         self._nudge = Flag()
         self._stopping = False
         self._thread: NativeThread | None = None
-        self._account = Account(self.settings.queue_mib << 20)
+        self.account = Account(self.settings.queue_mib << 20)
         self._gave_up = False
         self._read = 0
         self._marks: list[Mark] = []
@@ -113,7 +113,7 @@ class Recorder:
         if isinstance(item, Exchange) and item.generation != self.generation:
             return False  # the call began before the fork, so the parent records it
         kind = type(item).__name__
-        if not self._account.admit(kind, size, self.trouble):
+        if not self.account.admit(kind, size, self.trouble):
             return False
         self._pass_on(Item(item, size, kind))
         if not self.running:
@@ -152,7 +152,7 @@ class Recorder:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the queued records are written; return false if that takes longer than `timeout_s`."""
-        if self._account.unfinished == 0:
+        if self.account.unfinished == 0:
             return True
         with self._marked() as mark:
             self._nudge.set()
@@ -192,12 +192,12 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Number of records that were lost."""
-        return self._account.dropped
+        return self.account.dropped
 
     @property
     def losses(self) -> str:
         """How many records were lost and why, in sentences; empty if none was."""
-        return self._account.losses()
+        return self.account.losses()
 
     @property
     def trouble(self) -> str | None:
@@ -210,11 +210,11 @@ class Recorder:
         Waiting ends at the monotonic time `deadline`, which each progress (`steps`) moves, but never beyond `latest`.
         Returns the moved deadline, for the next recorder of the process.
         """
-        if self._account.unfinished:
+        if self.account.unfinished:
             with self._marked() as mark:
                 steps = self.steps
                 is_safe = self._may_leave_it() and mark.safe.wait(deadline - time.monotonic())
-                is_safe = is_safe and self._account.all_safe
+                is_safe = is_safe and self.account.all_safe
                 if is_safe and self._delivery.sink is None:
                     self._gave_up = True  # what is in the spool is not lost, and opening a store takes a second
                 else:
@@ -228,7 +228,7 @@ class Recorder:
             self.stop(max(0.0, deadline - time.monotonic()))
         if self._spooler is not None:
             self._spooler.close()
-        self._account.say(self.trouble)
+        self.account.say(self.trouble)
         return deadline
 
     def _may_leave_it(self) -> bool:
@@ -318,7 +318,7 @@ class Recorder:
     def _breathe(self) -> None:
         """Let the app's threads run, unless a caller waits for a flush or the queue is over a quarter full."""
         spooler = self._spooler
-        if self._hurried or self._awaited or self._account.is_crowded or (spooler and spooler.is_nearly_full):
+        if self._hurried or self._awaited or self.account.is_crowded or (spooler and spooler.is_nearly_full):
             return
         # While this thread computes, the interpreter switches to another only every 5 ms, for which a call that ends
         # meanwhile would wait. A short pause is enough: who waits takes the interpreter, and keeps it until it waits.
@@ -332,7 +332,7 @@ class Recorder:
     def _spooled(self, item: Passed) -> None:
         """Take an item that is in the spool, or could not be written there; the spooler's thread calls this."""
         if isinstance(item, Item) and item.place is not None:
-            self._account.spooled(item)
+            self.account.spooled(item)
         self._queue.put(item)
         if self._thread is None and isinstance(item, Item):
             self.ensure_running()  # it ended meanwhile
@@ -380,7 +380,7 @@ class Recorder:
         self._release([item for _, item in written if item is not None])
         for record, item in poison:
             self._release([] if item is None else [item])
-            self._account.lose(type(record).__name__, accounting.REFUSED)
+            self.account.lose(type(record).__name__, accounting.REFUSED)
         if not self._delivery.pending:
             for mark in self._marks:
                 mark.written.set()
@@ -392,7 +392,7 @@ class Recorder:
 
     def _release(self, items: Sequence[Item], dropped: str | None = None) -> None:
         """Free the memory and the spool of what was written, or dropped for a cause."""
-        self._account.finish(items, dropped)
+        self.account.finish(items, dropped)
         if self._spooler is not None:
             self._spooler.finished(items)
 

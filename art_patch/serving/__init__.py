@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from art_patch.serving.contract import EngineClient, exact_url
     from art_patch.serving.embedded.engine import EmbeddedEngine
     from art_patch.serving.embedded.scheduler import EngineLimits
+    from art_patch.serving.request_checks import POLICY
     from art_patch.serving.server import Served, run_server
     from art_patch.serving.vllm.engine import VllmEngine
     from art_patch.serving.vllm.environment import (

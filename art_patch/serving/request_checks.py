@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+POLICY = "art_patch.policy"
+"""Key of the ASGI scope of a request: the policy that it asks for, once it is understood."""
+
 # Fields that identify the caller and leave the answer as it is.
 _WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 # Accepted with these values only, because with them the parameter changes nothing. SDKs and agent frameworks send many
@@ -96,9 +99,11 @@ class ChatRoute(Generic[T]):
             body = await caller.body()
             if len(body) <= _LARGE_BODY_BYTES:
                 # Small bodies are read here: a thread costs more than it saves.
-                await caller.while_here(self.answer(caller, self.understand(body)))
+                request = self.understand(body)
+                scope[POLICY] = self.policy_of(request)
+                await caller.while_here(self.answer(caller, request))
             else:
-                await caller.while_here(self._answer_large(caller, body))
+                await caller.while_here(self._answer_large(caller, body, scope))
         except Gone:
             pass
         except ApiError as error:
@@ -112,14 +117,19 @@ class ChatRoute(Generic[T]):
             # The words may repeat what the caller sent.
             _log.warning("a chat completion was refused with HTTP %d: %s", status, ascii(words[:500])[1:-1])
 
-    async def _answer_large(self, caller: Caller, body: bytes) -> None:
+    async def _answer_large(self, caller: Caller, body: bytes, scope: Scope) -> None:
         # If the caller leaves, what waits for the thread is dropped.
         request = await asyncio.get_running_loop().run_in_executor(self._one, self.understand, body)
+        scope[POLICY] = self.policy_of(request)
         del body  # the answer may take minutes
         await self.answer(caller, request)
 
     def understand(self, body: bytes) -> T:
         """Checks a request body and returns what `answer` needs of it; may run in any thread."""
+        raise NotImplementedError
+
+    def policy_of(self, request: T) -> str:
+        """Returns the name that a request asks for."""
         raise NotImplementedError
 
     async def answer(self, caller: Caller, request: T) -> None:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_patch._lib import asgi, http_server, key_files
+from art_patch._lib import asgi, http_server, key_files, probes
 from art_patch._lib.asgi import ApiError
 from art_patch._lib.events import event
 from art_patch.errors import AdapterRejected
@@ -52,15 +52,17 @@ def build_app(
     names: Collection[str] | None = (),
     serves: Callable[[str], str | None] | None = None,
     max_body: int = asgi.MAX_BODY_BYTES,
+    monitor: probes.Monitor | None = None,
 ) -> Starlette:
     """Returns the ASGI application that answers the routes of the engine's HTTP contract; it never closes the engine.
 
     Args:
-        api_key: key that callers must send on every route but `/health`; `None` requires none.
+        api_key: key that callers must send on every route but `probes.OPEN`; `None` requires none.
         admin_key: key for loading and unloading, if there is no `api_key`. Without either key, neither is allowed.
         names: host names in `Host` that are accepted besides loopback's own; `None` accepts any name.
         serves: returns the policy that is champion of a NAME now, or `None`; used by `ExactRoute`.
         max_body: largest request body in bytes; a larger one is refused with 413.
+        monitor: counts the requests; without one there is no `/livez`, `/readyz` and `/metrics`.
     """
     started = int(time.time())
 
@@ -94,7 +96,7 @@ def build_app(
 
     chats = (_CHAT, f"{EXACT_PREFIX}{_CHAT}")
     posts = (*chats, _LOAD, _UNLOAD)
-    key_guard = Middleware(asgi.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key")
+    key_guard = Middleware(asgi.KeyGuard, _KEY, f"Bearer {api_key}", _NO_KEY, "invalid_api_key", free=probes.OPEN)
     return Starlette(
         routes=[
             Route("/health", health),
@@ -104,8 +106,10 @@ def build_app(
             Route(chats[1], ExactRoute(engine.chat, serves)),
             Route(_LOAD, load, methods=["POST"]),
             Route(_UNLOAD, unload, methods=["POST"]),
+            *(probes.routes(monitor) if monitor else []),
         ],
         middleware=[  # the first is the outermost: a web page is refused before its key is looked at
+            *([Middleware(probes.Observed, monitor)] if monitor else []),
             Middleware(asgi.PageGuard, names=names, json_paths=posts),
             *([key_guard] if api_key else []),
             Middleware(asgi.BodyGuard, asgi.Intake(max_body), posts),
@@ -132,11 +136,12 @@ def run_server(
     stop: threading.Event | None = None,
     serves: Callable[[str], str | None] | None = None,
     max_body: int = asgi.MAX_BODY_BYTES,
+    monitor: probes.Monitor | None = None,
 ) -> None:
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
     If a signal ends it, it sets `stop` first, and answers new requests until `may_close` returns true. `api_key`,
-    `admin_key`, `serves` and `max_body` are those of `build_app`.
+    `admin_key`, `serves`, `max_body` and `monitor` are those of `build_app`.
 
     Args:
         names: other host names of this server, such as that of a reverse proxy in front of it.
@@ -155,7 +160,10 @@ def run_server(
         with http_server.bind(host, port, key=api_key, what="the model") as sock:
             # Beyond loopback the server has any name, and a key is required instead.
             known = (host, *names) if http_server.is_loopback(str(sock.getsockname()[0])) else None
-            app = build_app(engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves, max_body=max_body)
+            app = build_app(
+                engine, api_key=api_key, admin_key=admin_key, names=known, serves=serves, max_body=max_body,
+                monitor=monitor,
+            )  # fmt: skip
             http_server.serve(
                 app,
                 sock,

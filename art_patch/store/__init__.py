@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.transfers import ExportNote, SentItem
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
     from art_patch.store.queries.evidence import CONTROL_S
+    from art_patch.store.queries.read import APPS_LIVE_S
     from art_patch.store.queries.usage import Learned
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.store import Store, open_store

@@ -223,6 +223,10 @@ class Maintenance(Part):
         path = file_of(self._database.url)
         return 0 if path is None else bytes_of(f"{path}-wal")
 
+    def size(self) -> int:
+        """Return the bytes of the database and its write-ahead log, without reading it."""
+        return self._size(file_of(self._database.url))
+
     def _size(self, path: Path | None) -> int:
         if path is None:
             with self._database.read() as connection:

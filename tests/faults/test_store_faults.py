@@ -43,7 +43,7 @@ def mounted(directory: Path, *options: str) -> Iterator[None]:
 def dropped() -> int:
     runtime = control._process.runtime
     assert runtime is not None
-    return sum(tally.calls for tally in runtime.recorder._account._lost.values())
+    return sum(tally.calls for tally in runtime.recorder.account._lost.values())
 
 
 def test_f08_disk_full(app: App, store: Store, figure):
@@ -367,7 +367,7 @@ def test_f12_read_only_filesystem(app: App, store: Store, figure):
             assert not art.flush(1.0)
             assert any("store cannot be written" in line for line in art.status().degraded)
             runtime = control._process.runtime
-            assert runtime is not None and runtime.recorder._account.bytes <= 1 << 20
+            assert runtime is not None and runtime.recorder.account.bytes <= 1 << 20
             assert "route" not in runtime.degraded
         finally:
             subprocess.run(["umount", "-l", str(store.path.parent)], check=True)

@@ -179,7 +179,7 @@ def test_overflow_is_counted_exactly(recorder, sink):
     kept = recorder.counts.recorded
     assert kept == 1 + (1 << 20) // (100_000 + 1024 + 16)
     assert recorder.dropped == 21 - kept
-    assert recorder._account.bytes == 0
+    assert recorder.account.bytes == 0
     exchange(recorder, 900_000).finish("complete")
     assert recorder.flush(10)
     assert recorder.counts.recorded == kept + 1

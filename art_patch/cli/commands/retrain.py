@@ -137,13 +137,38 @@ def retrain(
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
     )
-    opened, who = open_existing(settings), project.actor("retrain")
-    with closing(opened), _in_log(opened, settings.project) as note:
-        report = _retrain(opened, settings, config, judging, project, who)
-        note(report)
+    who = project.actor("retrain")
+    with _noted(settings.directory) as keep:
+        opened = open_existing(settings)
+        with closing(opened), _in_log(opened, settings.project) as note:
+            report = _retrain(opened, settings, config, judging, project, who)
+            note(report)
+            keep(report)
     # Not an error: the report is printed as always, and the exit code tells cron's caller.
     if report.get("outcome") == "rejected":
         raise typer.Exit(GateRejected.exit_code)
+
+
+@contextmanager
+def _noted(directory: Path) -> Generator[Callable[[dict[str, Any]], None]]:
+    """Note how the command ends, for metrics: also if it fails before a cycle begins, such as for want of a store."""
+    began, ended = time.monotonic(), dict[str, Any]()
+    code, outcome = 1, ""
+    try:
+        yield ended.update
+        outcome = str(ended["outcome"])
+        code = GateRejected.exit_code if outcome == "rejected" else 0
+    except BaseException as error:
+        code, outcome = _exit_code(error), type(error).__name__
+        raise
+    finally:
+        took_s = time.monotonic() - began
+        pipeline.keep_last_retrain(directory, ended_at=time.time(), took_s=took_s, exit_code=code, outcome=outcome)
+
+
+def _exit_code(error: BaseException) -> int:
+    # A command that is stopped has an exit code of its own, and a mistake of ours has 1.
+    return output.INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
 
 
 @contextmanager
@@ -155,8 +180,7 @@ def _in_log(opened: store.Store, project: str) -> Generator[Callable[[dict[str, 
         yield ended.update
         decisions.look()
     except BaseException as error:
-        # A command that is stopped has an exit code of its own, and a mistake of ours has 1.
-        code = output.INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        code = _exit_code(error)
         with suppress(ArtPatchError):
             decisions.look()
         facts: dict[str, Any] = {"event": "cycle failed", "error": type(error).__name__, "exit_code": code}

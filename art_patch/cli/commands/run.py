@@ -94,7 +94,8 @@ def proxy(
     """
     # Imported here: it needs Starlette and uvicorn, which the base installation lacks.
     with extra("the proxy", "proxy"):
-        from art_patch.proxy import run_proxy
+        from art_patch.metrics import ProxyMetrics
+        from art_patch.proxy import PREFIX, SURFACES, run_proxy
     given: dict[str, Any] = {"project": project.project, "home": project.home, "store": project.store, **asdict(app)}
     settings = load_settings(**given)
     key = read_key(None if key_file is None else str(key_file))
@@ -116,8 +117,9 @@ def proxy(
         for sentence in now.degraded:
             console.print(f"[yellow]{sentence}[/]")
 
+    monitor = ProxyMetrics(settings.project, [f"{PREFIX}{surface}" for surface in SURFACES], patching.status)
     limit = max_body_mib << 20
-    run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, max_body=limit, **given)
+    run_proxy(upstream, host=host, port=port, key=key, on_ready=on_ready, max_body=limit, monitor=monitor, **given)
     event("proxy", "the proxy ends", event="end")
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from art_patch import pipeline, policies, promotion, serving, store
+from art_patch import metrics, pipeline, policies, promotion, serving, store
 from art_patch._lib.events import event
 from art_patch._lib.key_files import ADMIN_KEY_FILE, key_for_apps, made_key, read_key
 from art_patch._lib.process import owning
@@ -141,6 +141,8 @@ def serve(
     here: list[store.Server] = []
     key_file_for_apps = partial(key_for_apps, key, settings.directory)
     stop, watchers, watching = Event(), list[Thread](), ExitStack()
+    watch = metrics.StoreWatch(settings)
+    monitor = metrics.ServerMetrics(settings.project, served, watch, stop)
 
     def on_ready(url: str) -> None:
         # Users write the address with or without /v1.
@@ -152,6 +154,7 @@ def serve(
         own = serving.EngineClient(url, key, admin_key=own_key)
         watching.callback(own.close)
         watchers.extend(watch_beside(settings, own, me, key_file_for_apps, who=who, stop=stop))
+        watchers.append(watch.start(stop))
         route = opened.ledger.route()
         serves, kind = route.champion, "vllm" if choice.vllm else "embedded"
         facts: dict[str, Any] = {"base_url": address, "champion": serves, "learner": route.learner}
@@ -175,7 +178,7 @@ def serve(
             served, host=host, port=port, api_key=key, admin_key=own_key, names=names,
             policies=must, spare=[name for name in wanted if name not in must], on_ready=on_ready, stop=stop,
             may_close=may_close,
-            serves=partial(_serves, opened.ledger), max_body=max_body_mib << 20,
+            serves=partial(_serves, opened.ledger), max_body=max_body_mib << 20, monitor=monitor,
         )  # fmt: skip
     finally:
         stop.set()

@@ -8,41 +8,65 @@ from collections import Counter
 from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from art_patch import doctor as examinations
-from art_patch import pipeline, promotion, rewards, serving, store, trackers, types
+from art_patch import pipeline, promotion, rewards, serving, store, types
+from art_patch._lib.atomic_files import replacing
 from art_patch._lib.process import lives
-from art_patch._lib.version import __version__
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed
-from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project
+from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project, extra
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting, variables_of
 from art_patch.errors import ArtPatchError, ConfigError, EngineError
 from art_patch.settings import Settings, read_settings, variable_of
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
-APPS_LIVE_S = 180.0  # a process that runs reports each minute
 _MOST_APPS = 10
 _COUNTS = {"recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed"}
 
 
 @command
 def status(
-    project: Project, prometheus: Annotated[bool, Option("Print text that Prometheus can scrape.")] = False
+    project: Project,
+    prometheus: Annotated[bool, Option("Print text that Prometheus can read.")] = False,
+    to: Annotated[
+        Path | None, Option("With --prometheus: write it to this file, whole or not at all.", name="output")
+    ] = None,
 ) -> None:
     """Show how much is recorded, which policy serves, what the app processes report, and the newest decisions."""
     if prometheus and project.as_json:
         raise ConfigError("--prometheus and --json are two forms of one answer; leave one out")
+    if to is not None and not prometheus:
+        raise ConfigError("--output is for the text of --prometheus; add --prometheus, or leave it out")
+    if prometheus:
+        return _print_metrics(project, to)
     with project.opened() as (settings, opened):
         facts = _facts(settings, opened)
-    if prometheus:
-        # Without a newline of our own: the text format ends with one.
-        typer.echo(trackers.exposition(facts, version=__version__), nl=False)
-    elif not project.answered(facts):
+    if not project.answered(facts):
         _print_status(facts)
+
+
+def _print_metrics(project: Project, to: Path | None) -> None:
+    with extra("--prometheus", "metrics"):
+        from art_patch.metrics import gather
+    with project.opened() as (settings, opened):
+        text = gather(settings, opened).text()
+    if to is None:
+        # Without a newline of our own: the text format ends with one.
+        typer.echo(text, nl=False)
+        return
+    try:
+        # Prometheus' node_exporter, which reads the file, is another user.
+        with replacing(to.absolute(), mode=0o644) as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{to} cannot be written ({error.strerror}); name a file in a directory that exists"
+        ) from None
 
 
 def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
@@ -284,7 +308,7 @@ def _differ(metrics: dict[str, Any]) -> str:
 
 
 def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
-    live = [app for app in apps if now - app["at"] < APPS_LIVE_S]
+    live = [app for app in apps if now - app["at"] < store.APPS_LIVE_S]
     shown, others = live[:_MOST_APPS], live[_MOST_APPS:] + [app for app in apps if app not in live]
     output.stdout().print()
     if shown:

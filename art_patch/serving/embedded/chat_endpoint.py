@@ -57,6 +57,10 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
         except PromptError as error:
             raise ApiError(400, str(error), param="messages") from error
 
+    def policy_of(self, request: tuple[ChatRequest, list[int]]) -> str:
+        """Returns the name that a request asks for."""
+        return request[0].model
+
     async def answer(self, caller: Caller, request: tuple[ChatRequest, list[int]]) -> None:
         """Generates an answer and sends it; frees its rows if the caller disconnects."""
         asked, prompt_ids = request

@@ -97,6 +97,16 @@ class VllmEngine:
         """Returns the names of all served policies, the base model first."""
         return [self.base_policy, *self._policies]
 
+    def stats(self) -> dict[str, int]:
+        """Returns four counts: requests being answered, replicas ready and starting, restarts of vLLM processes."""
+        ready = sum(replica.ready for replica in self.replicas)
+        return {
+            "running": sum(replica.running for replica in self.replicas),
+            "ready": ready,
+            "starting": len(self.replicas) - ready,
+            "restarts": sum(max(0, replica.restarts) for replica in self.replicas),
+        }
+
     async def start(self) -> None:
         """Starts every replica and returns when all of them take requests; raises as `Replica.boot` does."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -252,6 +262,10 @@ class Forward(ChatRoute[tuple[bytes, str, bytes, int]]):
         """Returns the body, the name of the policy that is asked, the conversation's beginning, and `rows_of`."""
         fields = parse_object(body)
         return body, check_request(fields), conversation_of(fields), rows_of(fields)
+
+    def policy_of(self, request: tuple[bytes, str, bytes, int]) -> str:
+        """Returns the name that a request asks for."""
+        return request[1]
 
     async def answer(self, caller: Caller, request: tuple[bytes, str, bytes, int]) -> None:
         """Asks one replica after another until the caller has its answer."""

@@ -6,9 +6,10 @@ in the same transaction. So the store is consistent after each transaction, and 
 completed by running it again.
 """
 
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, select, update
@@ -24,7 +25,10 @@ from art_patch.store.erasure.collect import (
     collect_blobs,
     note_collected,
 )
+from art_patch.store.ledger.decisions import control_of, set_control
+from art_patch.store.queries.read import DELETED, spent
 from art_patch.store.schema import tables
+from art_patch.types import COPIES, ENGINE_FULL
 
 # Called with the number of deleted trajectories, and with the number to delete in all.
 Progress = Callable[[int, int], None]
@@ -50,6 +54,7 @@ _SOME_TRAJECTORIES = bindparam("trajectories", expanding=True)
 _THESE_CALLS = bindparam("calls", expanding=True)
 _SOME_CALLS = (
     select(_C.c.id, _C.c.prompt, _C.c.prompt_block, _C.c.tools)
+    .add_columns(_C.c.policy, _C.c.fallback, _C.c.status, _C.c.untrainable, _C.c.shadow_of)
     .where(_C.c.trajectory_id.in_(_SOME_TRAJECTORIES))
     .limit(_CALLS)
 )
@@ -58,6 +63,7 @@ _DELETE_CHOICES = delete(_CHOICES).where(_CHOICES.c.call_id.in_(_THESE_CALLS))
 _DELETE_CALLS = delete(_C).where(_C.c.id.in_(_THESE_CALLS))
 _DELETE_NOTES = [delete(table).where(table.c.trajectory_id.in_(_SOME_TRAJECTORIES)) for table in _NOTES]
 _GROUPS_OF = select(_T.c.group_id).where(_T.c.id.in_(_SOME_TRAJECTORIES), _T.c.group_id.is_not(None))
+_ORIGINS = select(_T.c.origin).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_TRAJECTORIES = delete(_T).where(_T.c.id.in_(_SOME_TRAJECTORIES))
 _DELETE_SOME = {
     table.name: delete(table).where(
@@ -77,6 +83,8 @@ class Deletion:
         self._progress = progress
         self._total = total
         self._counts: Counter[str] = Counter()
+        # What this transaction takes away from the numbers of `Reader.counts`.
+        self._taken: Counter[str] = Counter()
         self.groups: set[str] = set()  # ids of the groups that lost a member
         self.dead: set[str] = set()  # of those, the ones that waited for training and have fewer than two members left
 
@@ -120,6 +128,8 @@ class Deletion:
             self._counts["messages"] += climb(connection, pending, until)["nodes"]
         if touched:
             note_collected(connection)
+            _keep_count(connection, self._taken)
+            self._taken.clear()
         pending.save(connection)
         return len(pending.ids["blobs"]) >= _MANY_BLOBS
 
@@ -135,23 +145,51 @@ class Deletion:
             connection.execute(_DELETE_CHOICES, keys)
             connection.execute(_DELETE_CALLS, keys)
             self._counts["calls"] += len(calls)
+            self._taken.update(name for call in calls for name in _names_of(call))
         if len(calls) == _CALLS:
             return False
         for name, statement in _DELETE_SOME.items():
             gone = connection.execute(statement, {"trajectories": ids}).rowcount
             self._counts[name] += gone
+            self._taken["scores"] += gone if name == "scores" else 0
             if gone == _ROWS:
                 return False
         for statement in _DELETE_NOTES:
             connection.execute(statement, {"trajectories": ids})
         groups = set(connection.scalars(_GROUPS_OF, {"trajectories": ids}))
+        for origin in connection.scalars(_ORIGINS, {"trajectories": ids}):
+            self._taken[f"calls_{origin}" if origin in COPIES else "trajectories"] += 1
         self._counts["trajectories"] += connection.execute(_DELETE_TRAJECTORIES, {"trajectories": ids}).rowcount
         self.groups |= groups
-        self.dead |= _settle(connection, groups, self._reason, self._counts)
+        self.dead |= _settle(connection, groups, self._reason, self._counts, self._taken)
         return True
 
 
-def _settle(connection: Connection, groups: Collection[str], reason: str, counts: Counter[str]) -> set[str]:
+def _names_of(call: Any) -> Iterator[str]:
+    """Yield the names under which `Reader.counts` counts a call; copies are counted by their trajectories."""
+    if call.shadow_of is None:
+        yield "calls"
+        numbers = {
+            "calls_by_policy": call.policy is not None,
+            "calls_fell_back": call.fallback is not None,
+            "calls_engine_full": (call.fallback or "").endswith(ENGINE_FULL),
+            "calls_not_ok": call.status != "ok",
+            "calls_trainable": call.untrainable is None,
+        }
+        yield from (name for name, counts in numbers.items() if counts)
+
+
+def _keep_count(connection: Connection, taken: Mapping[str, float]) -> None:
+    """Add what was deleted to the project's count, so that numbers of all time do not fall by a deletion."""
+    kept: Counter[str] = Counter(json.loads(control_of(connection, DELETED) or "{}"))
+    kept.update(taken)  # pyright: ignore[reportArgumentType] - US dollars are no whole numbers
+    if +kept:
+        set_control(connection, DELETED, json.dumps(dict(sorted((+kept).items()))))
+
+
+def _settle(
+    connection: Connection, groups: Collection[str], reason: str, counts: Counter[str], taken: Counter[str]
+) -> set[str]:
     """Delete groups without members; mark groups with one member that wait for training as `dead`; return these."""
     # `trainings` keeps which policies learned from a deleted group: it names no person.
     if not groups:
@@ -167,6 +205,7 @@ def _settle(connection: Connection, groups: Collection[str], reason: str, counts
     if empty:
         connection.execute(delete(g).where(g.c.id.in_(empty)))
         judgements = tables.judgements  # its findings may quote the members
+        taken.update({f"judge_{name}": value for name, value in spent(connection, empty).items()})
         counts["judgements"] += connection.execute(delete(judgements).where(judgements.c.group_id.in_(empty))).rowcount
         scenarios = tables.scenarios  # a key may hold a user's words, so it goes with its last group
         unused = ~exists().where(g.c.scenario_key == scenarios.c.key)

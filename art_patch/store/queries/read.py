@@ -1,5 +1,6 @@
 """Reads trajectories and groups from the store, for the job and the command line, in short read transactions."""
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,12 @@ from art_patch.types import (
 )
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
+
+APPS_LIVE_S = 180.0
+"""A process that runs reports each minute; one that was not heard of for so long has ended."""
+
+DELETED = "deleted"
+"""Key of the row of `control` with the numbers of `counts` that erasures and retention have taken away, as JSON."""
 
 
 class Reader(Part):
@@ -207,6 +214,10 @@ class Reader(Part):
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of calls, copies, groups and other rows that `art-patch status` shows, by name."""
+        return self.counts_and_deleted()[0]
+
+    def counts_and_deleted(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return `counts`, and by how much deletions have lowered them; the judge's names there begin with `judge_`."""
         count, own = func.count(), _C.shadow_of.is_(None)
         calls = {
             "calls": count,
@@ -222,7 +233,8 @@ class Reader(Part):
         with self._database.read() as connection:
             facts = connection.execute(select(*calls.values()).where(own)).one()
             origins = _by(connection, select(_T.origin, count).group_by(_T.origin))
-            return dict(zip(calls, facts, strict=True)) | {
+            deleted = connection.scalar(select(tables.control.c.value).where(tables.control.c.key == DELETED))
+            found = dict(zip(calls, facts, strict=True)) | {
                 "calls_shadow": origins.get("shadow", 0),
                 "calls_resampled": origins.get("resampled", 0),
                 "trajectories": sum(number for origin, number in origins.items() if origin not in COPIES),
@@ -232,8 +244,9 @@ class Reader(Part):
                 "untrainable": _by(connection, reasons.order_by(count.desc())),
                 "fell_back": _by(connection, fell_back.order_by(count.desc()).limit(5)),  # texts of many kinds
                 "not_learned_from": left_out(connection),
-                "judge": _spent(connection),
+                "judge": spent(connection),
             }
+        return found, json.loads(deleted or "{}")
 
 
 def _by(connection: Connection, query: Any) -> dict[str, int]:
@@ -241,14 +254,18 @@ def _by(connection: Connection, query: Any) -> dict[str, int]:
     return dict(rows)
 
 
-def _spent(connection: Connection) -> dict[str, Any]:
-    """Return what judging cost so far. `cost_usd` covers calls of known price; `unpriced` counts the others."""
+def spent(connection: Connection, groups: Collection[str] | None = None) -> dict[str, Any]:
+    """Return what judging cost so far, all of it or that of `groups`.
+
+    `cost_usd` covers calls of known price; `unpriced` counts the others.
+    """
     table = tables.judgements.c
     sums = [
         func.coalesce(func.sum(column), 0) for column in (table.calls, table.prompt_tokens, table.completion_tokens)
     ]
     unpriced = func.coalesce(func.sum(table.calls).filter(table.cost_usd.is_(None)), 0)
-    row = connection.execute(select(*sums, func.coalesce(func.sum(table.cost_usd), 0.0), unpriced)).one()
+    query = select(*sums, func.coalesce(func.sum(table.cost_usd), 0.0), unpriced)
+    row = connection.execute(query if groups is None else query.where(table.group_id.in_(groups))).one()
     names = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced")
     kinds = (int, int, int, float, int)  # PostgreSQL sums whole numbers to decimals
     return {name: kind(value) for name, kind, value in zip(names, kinds, row, strict=True)}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, true
 
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger.decisions import UPDATE_ENDED
@@ -66,8 +66,52 @@ class Learned:
     copies: int  # number of copies that it has answered in the background, or to make siblings
 
 
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """How a policy, or upstream (`None`), has answered since some moment; without copies and imported runs."""
+
+    policy: str | None
+    calls: int = 0
+    calls_not_ok: int = 0
+    latency_ms: float | None = None  # mean of the calls that succeeded
+    runs: int = 0  # in which it answered all calls
+    known: int = 0  # of these, the ones that failed or have a reward
+    succeeded: int = 0  # of these, the ones that did not fail and have a reward of `SUCCESS` or more
+    rewarded: int = 0
+    reward: float | None = None  # mean of the runs that have one
+
+
+SUCCESS = 0.5
+"""Smallest reward of a run that succeeded, as in `art-patch analytics`."""
+
+
 class Reports(Part):
-    """Counts for `art-patch report`, `art-patch groups` and `art-patch policies show`."""
+    """Counts for `art-patch report`, `groups`, `policies show` and for metrics."""
+
+    def recent(self, *, since: float) -> tuple[Recent, ...]:
+        """Return how upstream and each policy have answered since then, upstream first.
+
+        The database sums up, in two statements, so that a server may ask while it answers calls.
+        """
+        count, ok = func.count(), _C.status == "ok"
+        calls = (
+            select(_C.policy, count, count.filter(~ok), func.avg(_C.duration_ms).filter(ok))
+            .where(_C.started_at >= since, _C.shadow_of.is_(None))
+            .group_by(_C.policy)
+        )
+        one = _recent_runs(since)
+        failed, known = one.failed > 0, or_(one.failed > 0, one.reward.is_not(None))
+        runs = select(
+            one.policy, count, count.filter(known), count.filter(~failed, one.reward >= SUCCESS),
+            func.count(one.reward), func.avg(one.reward),
+        ).group_by(one.policy)  # fmt: skip
+        found: defaultdict[str | None, dict[str, Any]] = defaultdict(dict)
+        with self._database.read() as connection:
+            for policy, *values in connection.execute(calls):
+                found[policy] |= zip(("calls", "calls_not_ok", "latency_ms"), values, strict=True)
+            for policy, *values in connection.execute(runs):
+                found[policy] |= zip(("runs", "known", "succeeded", "rewarded", "reward"), values, strict=True)
+        return tuple(Recent(policy, **found[policy]) for policy in sorted(found, key=lambda name: name or ""))
 
     def learned(self, policy: str) -> Learned:
         """Return from which groups and runs a policy learned, and how many calls it has answered."""
@@ -215,6 +259,35 @@ def _runs(
         else:
             runs.append(RunValue(first, rewards.get(key), judged.get(key), group_id, origin in COPIES))
     return tuple(runs), mixed, outdated
+
+
+def _recent_runs(since: float) -> Any:
+    """Return the columns of a subquery with a row for each run of one policy: policy, failures and reward."""
+    its, newest = _S.trajectory_id == _T.id, (_S.at.desc(), _S.id.desc())
+
+    def score(name: str, *conditions: ColumnElement[bool]) -> Any:
+        found = select(_S.value).where(its, _S.name == name, *conditions).order_by(*newest).limit(1)
+        return found.correlate(tables.trajectories).scalar_subquery()
+
+    # As in `_scores`: what users or code gave, else what was judged in the group that the run is in.
+    judged = _S.group_id == _T.group_id
+    reward = func.coalesce(
+        score("reward", _S.source.in_(("user", "code"))),
+        score("reward", _S.source == "combined", judged),
+        score("ruler", _S.source == "ruler", judged),
+    )
+    failed = func.count().filter(or_(_C.status == "error", _T.error.is_not(None)))
+    query = (
+        select(func.min(_C.policy).label("policy"), failed.label("failed"), reward.label("reward"))
+        .join_from(tables.trajectories, tables.calls, _C.trajectory_id == _T.id)
+        .where(_T.last_call_at >= since, _T.origin.not_in((*COPIES, "imported")))
+        .group_by(_T.id, _T.group_id)
+        .having(
+            or_(func.count(_C.policy) == 0, func.count(_C.policy) == func.count()),
+            func.coalesce(func.min(_C.policy) == func.max(_C.policy), true()),
+        )
+    )
+    return query.subquery().c
 
 
 def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[str, float], dict[str, float]]:
