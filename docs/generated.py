@@ -1,4 +1,4 @@
-"""The reference pages that are made from the code: command line, settings, errors, Python API.
+"""The reference pages that are made from the code: command line, settings, errors, Python API, metrics.
 
 `pages()` returns each page's Markdown by its path below `docs/pages`. Nothing is written to the repository, so no
 copy can become outdated. `python docs/generated.py` prints the pages.
@@ -255,11 +255,33 @@ def _docstring(text: str) -> str:
     return "\n".join(lines).replace("::\n", ":\n").replace("<", "&lt;")
 
 
+def metrics() -> str:
+    """Return the table of all metrics."""
+    from art_patch.metrics import CATALOGUE
+
+    rows = [
+        _row(f"`{each.full}{'_total' * (each.kind == 'counter')}`", each.kind, ", ".join(each.labels), each.help)
+        for each in CATALOGUE.values()
+    ]
+    return "\n".join([
+        "# Metrics",
+        "",
+        "This page is generated from `art_patch/metrics/catalogue.py`. [Monitoring](../how-to/monitoring.md) says who",
+        "exposes what. Each metric has the label `project`, too. Shares are 0 to 1, times are seconds.",
+        "",
+        _row("metric", "type", "labels", "meaning"),
+        _row("---", "---", "---", "---"),
+        *rows,
+        "",
+    ])  # fmt: skip
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "cli": command_line,
     "settings": settings,
     "errors": error_codes,
     "python-api": python_api,
+    "metrics": metrics,
 }
 
 if __name__ == "__main__":

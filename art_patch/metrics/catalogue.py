@@ -24,8 +24,8 @@ class Metric:
 
     name: str
     help: str
-    labels: tuple[str, ...] = ()
-    kind: Literal["gauge", "counter", "histogram"] = "gauge"
+    labels: tuple[str, ...]
+    kind: Literal["gauge", "counter", "histogram"]
 
     @property
     def full(self) -> str:
@@ -39,83 +39,101 @@ class Metric:
         return tuple(f"{self.full}{end}" for end in ends)
 
 
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, help, labels, "gauge")
+
+
+def _histogram(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, help, labels, "histogram")
+
+
 def _counter(name: str, help: str, *labels: str) -> Metric:
     return Metric(name, help, labels, "counter")
 
 
 _OF_STORE = (
-    Metric("info", "Version of art_patch that read the store.", ("version",)),
-    Metric("mode", "1 for the mode that the project is in.", ("mode",)),
-    Metric("policies", "Policies by state.", ("state",)),
-    Metric("champion_step", "Step of the policy that serves; missing while upstream answers.", ("policy",)),
-    Metric("challenger_share", "Share of the sessions that the policy under test answers.", ("policy", "state")),
-    Metric("challenger_since_timestamp_seconds", "Since when it is under test.", ("policy", "state")),
-    Metric("engine_up", "1 if the engine that apps are sent to answers."),
+    _gauge("info", "Version of art_patch that read the store.", "version"),
+    _gauge("mode", "1 for the mode that the project is in.", "mode"),
+    _gauge("policies", "Policies by state.", "state"),
+    _gauge("champion_step", "Step of the policy that serves; missing while upstream answers.", "policy"),
+    _gauge("challenger_share", "Share of the sessions that the policy under test answers.", "policy", "state"),
+    _gauge(
+        "challenger_since_timestamp_seconds", "Since when the policy under test is in this state.", "policy", "state"
+    ),
+    _gauge("engine_up", "1 if the engine that apps are sent to answers."),
     _counter("calls", "Calls that apps made, copies not counted."),
     _counter("calls_by_policy", "Calls that one of our policies answered."),
     _counter("calls_fell_back", "Calls that were meant for a policy and went upstream."),
-    _counter("calls_engine_full", "Those of them that the engine had no room for."),
+    _counter("calls_engine_full", "Calls that fell back because the engine had no room."),
     _counter("calls_not_ok", "Calls that failed, were cancelled or abandoned."),
     _counter("calls_trainable", "Calls that can be trained on."),
     _counter("calls_shadow", "Runs with a call that was asked in the background."),
     _counter("calls_resampled", "Runs with a turn that was answered again."),
     _counter("trajectories", "Runs of the agent."),
     _counter("scores", "Judgements of users, code and judges."),
-    Metric("calls_untrainable", "Calls in the store that cannot be trained on.", ("reason",)),
-    Metric("scenarios", "Tasks in the store that were grouped."),
-    Metric("groups", "Groups of siblings in the store by state.", ("state",)),
-    Metric("last_call_timestamp_seconds", "When the newest call began."),
+    _gauge("calls_untrainable", "Calls in the store that cannot be trained on.", "reason"),
+    _gauge("scenarios", "Tasks in the store that were grouped."),
+    _gauge("groups", "Groups of siblings in the store by state.", "state"),
+    _gauge("last_call_timestamp_seconds", "When the newest call began."),
     _counter("judge_calls", "Requests to the judge."),
     _counter("judge_prompt_tokens", "Prompt tokens of the judge."),
     _counter("judge_completion_tokens", "Completion tokens of the judge."),
     _counter("judge_cost_usd", "What the judge took, as far as prices are known, in US dollars."),
     _counter("judge_unpriced", "Requests to the judge of unknown price."),
-    Metric("recent_calls", "Calls of the last 24 hours by who answered.", ("policy",)),
-    Metric("recent_calls_not_ok", "Those of them that failed, were cancelled or abandoned.", ("policy",)),
-    Metric("recent_latency_mean_seconds", "Mean duration of those of them that succeeded.", ("policy",)),
-    Metric("recent_runs", "Runs of the last 24 hours by who answered all their calls.", ("policy",)),
-    Metric("recent_success_share", "Share of success of those that failed or have a reward.", ("policy",)),
-    Metric("recent_rewarded_runs", "Those of them that have a reward.", ("policy",)),
-    Metric("recent_reward_mean", "Mean reward of those.", ("policy",)),
-    Metric("gate_score", "Mean score in the newest gate: candidate and champion.", ("policy", "side")),
-    Metric("gate_lower_bound", "The difference of both is above this, by that gate's confidence.", ("policy",)),
-    Metric("gate_scenarios", "Held-out scenarios that were compared.", ("policy",)),
-    Metric("control_share", "Share of the sessions that stay with upstream, the control group."),
-    Metric("control_difference", "Champion minus control group, by signal.", ("signal",)),
-    Metric("control_difference_error", "Standard error of that difference.", ("signal",)),
-    Metric("control_sessions", "Sessions that were compared.", ("side",)),
-    Metric("control_look_timestamp_seconds", "When both were last compared."),
-    Metric("last_cycle_timestamp_seconds", "When the last `art-patch retrain` ended on this disk."),
-    Metric("last_cycle_exit_code", "Its exit code."),
-    Metric("last_cycle_duration_seconds", "How long it took."),
-    Metric("last_cycle_outcome", "1 for its outcome.", ("outcome",)),
+    _gauge("recent_calls", "Calls of the last 24 hours by who answered.", "policy"),
+    _gauge("recent_calls_not_ok", "Calls of the last 24 hours that failed, were cancelled or abandoned.", "policy"),
+    _gauge("recent_latency_mean_seconds", "Mean duration of the calls of the last 24 hours that succeeded.", "policy"),
+    _gauge("recent_runs", "Runs of the last 24 hours by who answered all their calls.", "policy"),
+    _gauge(
+        "recent_success_share",
+        "Share of success of the runs of the last 24 hours that failed or have a reward.",
+        "policy",
+    ),
+    _gauge("recent_rewarded_runs", "Runs of the last 24 hours that have a reward.", "policy"),
+    _gauge("recent_reward_mean", "Mean reward of the runs of the last 24 hours.", "policy"),
+    _gauge("gate_score", "Mean score in the newest gate: candidate and champion.", "policy", "side"),
+    _gauge("gate_lower_bound", "Candidate minus champion is above this, by the newest gate's confidence.", "policy"),
+    _gauge("gate_scenarios", "Held-out scenarios that the newest gate compared.", "policy"),
+    _gauge("control_share", "Share of the sessions that stay with upstream, the control group."),
+    _gauge("control_difference", "Champion minus control group, by signal.", "signal"),
+    _gauge("control_difference_error", "Standard error of champion minus control group.", "signal"),
+    _gauge("control_sessions", "Sessions in the newest comparison of champion and control group.", "side"),
+    _gauge("control_look_timestamp_seconds", "When champion and control group were last compared."),
+    _gauge("last_cycle_timestamp_seconds", "When the last `art-patch retrain` ended, by the project's directory."),
+    _gauge("last_cycle_exit_code", "Exit code of the last `art-patch retrain`."),
+    _gauge("last_cycle_duration_seconds", "How long the last `art-patch retrain` took."),
+    _gauge("last_cycle_outcome", "1 for the outcome of the last `art-patch retrain`, or its error.", "outcome"),
     _counter("app_recorded", "Calls that the app process recorded.", "process"),
-    _counter("app_dropped", "Runs and calls that it could not record.", "process"),
-    _counter("app_fallbacks", "Its calls that went upstream although they were meant for a policy.", "process"),
-    _counter("app_engine_full", "Those fallbacks that the engine had no room for.", "process"),
-    _counter("app_shadowed", "Its calls that were asked in the background, too.", "process"),
-    _counter("app_bypassed", "Its calls that went past the patch.", "process", "bypass"),
-    Metric("app_queued", "Its records that wait to be written.", ("process",)),
-    Metric("app_breaker_open", "1 if its circuit breaker keeps calls from the engine.", ("process", "breaker")),
-    Metric("app_last_seen_timestamp_seconds", "When it last reported.", ("process",)),
-    Metric("store_bytes", "Size of the database with its log."),
-    Metric("store_read_timestamp_seconds", "When these numbers were read from the store."),
+    _counter("app_dropped", "Runs and calls that the app process could not record.", "process"),
+    _counter("app_fallbacks", "Calls of the app process that were meant for a policy and went upstream.", "process"),
+    _counter("app_engine_full", "Calls of the app process that the engine had no room for.", "process"),
+    _counter("app_shadowed", "Calls of the app process that were asked in the background, too.", "process"),
+    _counter("app_bypassed", "Calls of the app process that went past the patch.", "process", "bypass"),
+    _gauge("app_queued", "Records of the app process that wait to be written.", "process"),
+    _gauge("app_breaker_open", "1 if a circuit breaker of the app process sends calls upstream.", "process", "breaker"),
+    _gauge("app_last_seen_timestamp_seconds", "When the app process last reported.", "process"),
+    _gauge("store_bytes", "Size of the database with its log."),
+    _gauge("store_read_timestamp_seconds", "When the store was read for these metrics."),
 )
 
 _OF_PROCESS = (
-    Metric("store_up", "1 if this process can read the store."),
-    Metric("store_age_seconds", "Age of what this page says of the store; how long it cannot be read, if it is down."),
-    Metric("store_read_seconds", "How long it took to read these numbers."),
-    Metric("server_ready", "1 if `/readyz` says that this server can answer."),
-    Metric("server_policy_loaded", "1 for each policy that this server has loaded.", ("policy",)),
-    Metric("server_running", "Requests, or rows of the embedded engine, that are being answered."),
-    Metric("server_waiting", "Requests that wait for their turn in the embedded engine."),
-    Metric("server_replicas", "vLLM processes by state: ready, starting.", ("state",)),
+    _gauge("store_up", "1 if this process can read the store."),
+    _gauge("store_age_seconds", "Age of what is known of the store; if it is down, for how long."),
+    _gauge("store_read_seconds", "How long it took to read the store."),
+    _gauge("server_ready", "1 if `/readyz` says that this server can answer."),
+    _gauge("server_policy_loaded", "1 for each policy that this server has loaded.", "policy"),
+    _gauge("server_running", "Requests that are being answered; in the embedded engine, rows."),
+    _gauge("server_waiting", "Requests that wait for their turn; embedded engine only."),
+    _gauge("server_replicas", "vLLM processes by state: ready, starting.", "state"),
     _counter("server_replica_restarts", "How often a vLLM process was started again."),
-    _counter("server_requests", "Chat completions by policy and HTTP status.", "policy", "code"),
-    Metric("server_request_duration_seconds", "From the request to the end of its answer.", ("policy",), "histogram"),
-    _counter("proxy_requests", "Requests by address and HTTP status.", "path", "code"),
-    Metric("proxy_request_duration_seconds", "From the request to the end of its answer.", ("path",), "histogram"),
+    _counter(
+        "server_requests", "Chat completions of the server by HTTP status; 499 if the caller left.", "policy", "code"
+    ),
+    _histogram(
+        "server_request_duration_seconds", "From a chat completion's request to the end of its answer.", "policy"
+    ),
+    _counter("proxy_requests", "Requests of the proxy by HTTP status; 499 if the caller left.", "path", "code"),
+    _histogram("proxy_request_duration_seconds", "From a request of the proxy to the end of its answer.", "path"),
 )
 
 CATALOGUE = {metric.name: metric for metric in (*_OF_STORE, *_OF_PROCESS)}

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from art_patch._lib.visible_text import one_line
 from art_patch.errors import ArtPatchError
 from art_patch.metrics.catalogue import Page
-from art_patch.metrics.gather import gather
+from art_patch.metrics.from_store import gather
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
 from art_patch.types import Route

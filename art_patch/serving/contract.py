@@ -30,10 +30,13 @@ Without an API key the engine listens on loopback only. Every error response is 
 `POST /v1/unload_lora_adapter {"lora_name": "agent@3"}`
     Stops serving the policy: new requests for it get 404; running requests for it finish.
 
-If the engine has an API key, every route but `/health` requires `Authorization: Bearer KEY`. If it has none, loading
-and unloading require the project's key (`admin.key` in its directory), so that no other user of the machine can load a
-policy. Requests from web pages are refused: an unknown `Host` on loopback or an `Origin` with 403, a body without a
-JSON content type with 415.
+`GET /livez`, `/readyz`, `/metrics`
+    For kubelets and Prometheus; `art_patch.metrics` says what they answer.
+
+If the engine has an API key, every route but `/health`, `/livez` and `/readyz` requires `Authorization: Bearer KEY`. If
+it has none, loading and unloading require the project's key (`admin.key` in its directory), so that no other user of
+the machine can load a policy. Requests from web pages are refused: an unknown `Host` on loopback or an `Origin` with
+403, a body without a JSON content type with 415.
 
 `EngineClient`, by which the job and the commands call an engine, never retries a request; the calling code decides
 whether to. Each failure is an `EngineError`: `AdapterRejected` if the engine refused an adapter, `EngineRefused` for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs/pages").rglob("*.md")))
-GENERATED = {f"docs/pages/reference/{name}.md" for name in ("cli", "settings", "errors", "python-api")}
+GENERATED = {f"docs/pages/reference/{name}.md" for name in ("cli", "settings", "errors", "python-api", "metrics")}
 """Pages that exist only in the built site."""
 
 CHECKED = {"python", "bash", "json"}
