@@ -19,7 +19,7 @@
     ├── TransitionError          14   a policy may not move to that state
     ├── MalformedFile            15   a file to import cannot be read; nothing was imported
     ├── HubError                 16   the model hub cannot be reached or refused; the message says what it has
-    ├── TrackerError             17   a tracker cannot be reached or refused; accepted data is not sent again
+    ├── TrackerError             17   a tracker, or who is notified, cannot be reached or refused
     ├── NotReproducible          20   an update cannot be made again; the answer says why
     │   └── OtherWeights         21   it was made again, and its weights differ
     └── CommandNotFound         127   the program to run does not exist
@@ -127,7 +127,10 @@ class HubError(ArtPatchError, exit_code=16):
 
 
 class TrackerError(ArtPatchError, exit_code=17):
-    """A tracker cannot be reached, or refused data. The data that it accepted before is not sent again."""
+    """A tracker, or an address of notifications, cannot be reached, or refused data.
+
+    The data that a tracker accepted before is not sent again.
+    """
 
 
 class NotReproducible(ArtPatchError, exit_code=20):

@@ -97,8 +97,7 @@ class Settings(BaseModel):
     """Hours that a canary test may take; without a verdict by then, it ends without a promotion."""
 
     canary_rest_s: float = Field(default=60.0, gt=0)
-    """Seconds without a call after which a session has ended. Then its value for the canary test is made; what it does
-    later does not count."""
+    """Seconds without a call until a session has ended: what it does later does not count in the canary test."""
 
     canary_silence_s: float = Field(default=3_600.0, gt=0, le=86_400)
     """Seconds after a session's end when a session without reward and feedback is silent. Users who are not content may
@@ -121,8 +120,7 @@ class Settings(BaseModel):
     """A canary that is this many times slower than the champion is rejected."""
 
     shadow_rate: float = Field(default=1.0, ge=0, le=1)
-    """Share of calls that are repeated in the background: to the champion in mode `shadow`, or to a policy in state
-    `shadow`."""
+    """Share of calls repeated in the background: to the champion in mode `shadow`, or to a policy in that state."""
 
     shadow_per_minute: int = Field(default=60, ge=0)
     """Largest number of background calls a minute. Further calls are not repeated, and are counted as skipped."""
@@ -196,8 +194,7 @@ class Settings(BaseModel):
     wordings of one task one may be held out for the gate and the other used for training."""
 
     embeddings_base_url: str | None = None
-    """OpenAI-compatible address of the embedding model, ending in /v1. It has no default because users' messages are
-    sent there."""
+    """OpenAI-compatible address of the embedding model, ending in /v1. No default: users' messages are sent there."""
 
     embeddings_api_key: str | None = Field(default=None, repr=False)
     """API key of the embedding model."""
@@ -234,12 +231,15 @@ class Settings(BaseModel):
     """Public address of `art-patch feedback serve` in links, such as `https://feedback.example.com`. Default: the
     address that the server on this machine last used."""
 
+    notify: str | None = Field(default=None, repr=False)
+    """Addresses that `serve` and `retrain` tell of promotions and alarms, between spaces: URLs of apprise, such as
+    `slack://TOKEN_A/TOKEN_B/TOKEN_C`, `mailto://...` or `jsons://host/path`. They are secrets, and never shown."""
+
     vllm_python: Path | None = None
     """Python interpreter of the environment that holds vLLM. Default: the one that `art-patch init vllm` built."""
 
     keep_days: float | None = Field(default=None, ge=0)
-    """Days after its last call when a trajectory is deleted, trained on or not. Deletion is the last step of each
-    `art-patch retrain`. Default: no trajectory is deleted."""
+    """Days after its last call when `art-patch retrain` deletes a run, trained on or not. Default: none is deleted."""
 
     keep_trajectories: int | None = Field(default=None, ge=0)
     """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: no trajectory is deleted."""

@@ -30,7 +30,7 @@ LEVELS = (
     "patching",
     "replay",
     "pipeline",
-    "trackers rollouts proxy doctor schedule autostart metrics",
+    "trackers rollouts proxy doctor schedule autostart metrics notifications",
     "feedback insights local",
     "demo",
     "cli",

@@ -25,6 +25,7 @@ from art_patch.cli.commands import (
     group_view,
     lineage,
     measure,
+    notify,
     policies,
     policy_copies,
     reproduce,
@@ -150,7 +151,7 @@ _add_group(
     trackers.otlp, trackers.langfuse, trackers.tensorboard, trackers.mlflow, trackers.wandb,
 )  # fmt: skip
 
-_add(OPERATE, status.doctor, status.config, status.mode)
+_add(OPERATE, status.doctor, status.config, status.mode, notify.notify)
 _add_group(
     OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune, grant.",
     store.verify, store.stats, store.vacuum, store.backup, store.prune, store.grant,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.consent import Consent
     from art_patch.store.ledger.leases import Lease, Leases
     from art_patch.store.ledger.ledger import Ledger
+    from art_patch.store.ledger.notices import Notices
     from art_patch.store.ledger.servers import Servers
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
@@ -39,6 +40,7 @@ class Store:
     consent: Consent  # says whose runs may be learned from
     leases: Leases  # locks over all machines, so that for example only one process runs a cycle
     servers: Servers  # the model servers that run, so that one takes the route over when another one ends
+    notices: Notices  # says which decisions were not made known yet to people outside
     transfers: Transfers  # records which data was exported to a file or a tracker, and which was imported
     sent: Sent  # records which items a tracker has already, so that an upload sends only new and changed ones
     rights: Rights  # erases a person's data, and deletes old trajectories (retention)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline, promotion, serving, store, types
+from art_patch import notifications, pipeline, promotion, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.logs import Log
@@ -214,10 +214,10 @@ def watch_beside(
     who: str,
     stop: Event,
 ) -> list[Thread]:
-    """Start the threads of a server that watch the canary test and keep the champion loaded, until `stop` is set.
+    """Start the threads of a server that watch the canary test, keep the champion loaded, and tell people of decisions.
 
-    `me` is this server's row in the store. `key_file` writes the server's key to a file that apps read, and returns its
-    path.
+    They end when `stop` is set. `me` is this server's row in the store. `key_file` writes the server's key to a file
+    that apps read, and returns its path.
     """
 
     def watch(own: store.Store) -> None:
@@ -230,13 +230,16 @@ def watch_beside(
         follow_s = 4 * settings.poll_interval_s  # more than once, for apps that are busy
         pipeline.ServingUpkeep(own, engine, me, take, follow_s=follow_s).keep(stop)
 
+    def notify(own: store.Store) -> None:
+        notifications.Notifier(settings.notify, settings.project, own).keep(stop)
+
     def run(job: Callable[[store.Store], None]) -> None:
         # Each thread has a connection of its own, so that neither waits for a transaction of the other.
         with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
             job(own)
 
     # Daemons, because a look that hangs must not keep the server from ending.
-    jobs = (watch, upkeep)
+    jobs = (watch, upkeep, *([notify] if settings.notify else []))
     threads = [Thread(target=run, args=(job,), name=f"{_THREADS}{job.__name__}", daemon=True) for job in jobs]
     for thread in threads:
         thread.start()

@@ -17,6 +17,7 @@ from art_patch import gate, pipeline, rewards, serving, store, types
 from art_patch._lib.events import event
 from art_patch.cli import output
 from art_patch.cli.commands.consent import host_of, tell_once
+from art_patch.cli.commands.notify import tell_people
 from art_patch.cli.commands.policies import canary_config
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
@@ -144,6 +145,7 @@ def retrain(
             report = _retrain(opened, settings, config, judging, project, who)
             note(report)
             keep(report)
+            tell_people(opened, settings, report)
     # Not an error: the report is printed as always, and the exit code tells cron's caller.
     if report.get("outcome") == "rejected":
         raise typer.Exit(GateRejected.exit_code)
@@ -152,8 +154,7 @@ def retrain(
 @contextmanager
 def _noted(directory: Path) -> Generator[Callable[[dict[str, Any]], None]]:
     """Note how the command ends, for metrics: also if it fails before a cycle begins, such as for want of a store."""
-    began, ended = time.monotonic(), dict[str, Any]()
-    code, outcome = 1, ""
+    began, ended, code, outcome = time.monotonic(), dict[str, Any](), 1, ""
     try:
         yield ended.update
         outcome = str(ended["outcome"])
