@@ -112,7 +112,8 @@ Outcome = Literal[
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""
 KEPT = 200  # number of reports that are kept; older ones are deleted
-_LAST = "last.json"
+LAST_RETRAIN = "last_retrain.json"
+"""File in the project's directory that tells how the newest `art-patch retrain` ended."""
 _WITH_TEXT = ("round_trips",)  # metrics that quote recorded words; the erasure of a user does not look into reports
 
 
@@ -169,15 +170,14 @@ def keep_last_retrain(directory: Path, *, ended_at: float, took_s: float, exit_c
     facts = {"ended_at": ended_at, "took_s": round(took_s, 3), "exit_code": exit_code, "outcome": outcome}
     with suppress(OSError):
         if directory.is_dir():
-            (directory / "cycles").mkdir(mode=0o700, exist_ok=True)
-            with replacing(directory / "cycles" / _LAST) as file:
+            with replacing(directory / LAST_RETRAIN) as file:
                 file.write(f"{json.dumps(facts)}\n".encode())
 
 
 def last_retrain(directory: Path) -> JSON | None:
     """Return what `keep_last_retrain` noted; `None` if there is nothing."""
     try:
-        facts: Any = json.loads((directory / "cycles" / _LAST).read_text("utf-8"))
+        facts: Any = json.loads((directory / LAST_RETRAIN).read_text("utf-8"))
         return {name: facts[name] for name in ("ended_at", "took_s", "exit_code", "outcome")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
