@@ -4,29 +4,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from art_patch.metrics.apps import add_app
 from art_patch.metrics.catalogue import Page
 from art_patch.metrics.requests import RequestMetrics
 
 
-class Patched(Protocol):
-    """The part of `patching.Status` that decides whether the proxy is ready."""
-
-    @property
-    def patched(self) -> bool:
-        """Whether calls are recorded and routed."""
-        ...
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
 class ProxyMetrics:
     """The monitor of `art-patch proxy`."""
 
-    def __init__(self, project: str, paths: Collection[str], status: Callable[[], Patched]) -> None:
-        """Count requests to `paths` by their path, and others below `/v1` together; `status` is the process's own."""
+    def __init__(self, project: str, paths: Collection[str], status: Callable[[], Any]) -> None:
+        """Count requests to `paths` by their path, and others below `/v1` together; `status` is that of the patch."""
         self._project, self._paths, self._status = project, paths, status
         self._metrics = RequestMetrics("proxy", "path", project, self._now)
         self._process = f"{socket.gethostname()}:{os.getpid()}"  # as it reports to the store

@@ -32,7 +32,8 @@ class Address:
 
         kinds = {"alarm": "failure", "advice": "warning", "rejection": "warning", "promotion": "success"}
         kind = apprise.NotifyType(kinds.get(message.kind, "info"))
-        with apprise.LogCapture(level=logging.WARNING) as log:
+        captured: Any = apprise.LogCapture(level=logging.WARNING)
+        with captured as log:
             try:
                 was_sent = self._target.notify(title=message.title, body=message.body, notify_type=kind)
             except Exception as error:  # of a service's module, which may quote the address

@@ -1,8 +1,9 @@
-"""What an operator meets: servers that end while apps ask, and policies that are made again.
+"""What an operator meets: servers that end while apps ask, policies that are made again, and metrics that are scraped.
 
 ::
 
-    python tests/benchmarks/operate.py [--json] [--only servers|reproduce] [--kills 50] [--policies 10] [--seed 0]
+    python tests/benchmarks/operate.py [--json] [--only servers|reproduce|scrape] [--kills 50] [--policies 10]
+        [--seconds 240] [--seed 0]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table.
@@ -19,6 +20,14 @@ targets that were not met; without it, a table.
 - `reproduce` (`operate_reproduce`): `--policies` policies of a tiny model, in projects of two, are each made again by
   `art-patch reproduce` in a process of its own. `reproduced` counts those of which no weight differs by more than 1e-6,
   `not_made` those that could not be made again, and `largest_difference` is that of all weights.
+- `scrape` (`operate_scrape`): one app makes unstreamed routed calls, one after the other, to the server's front over
+  an engine that answers at once (a stand-in, so that the front's time shows); the store has 20,000 calls. In one of
+  each two seconds, drawn at random, `/metrics` is scraped once. `scrape_added_us_p50`: the median of all calls of the
+  seconds with a scrape, minus the median of those of the same seconds that began further than `AFTER_S` from it: what
+  else the machine does hits both alike. `scrape_seconds_us_p50` compares seconds with a scrape to their neighbours
+  without one (median of the pairs' differences); `scrape_error_us` is its standard error, which tells how busy the
+  machine was. `scrape_slowed` is the share of calls within `AFTER_S`, `scrape_ms` the median of a scrape, and
+  `observe_us` what counting and timing a request costs the front.
 """
 
 from __future__ import annotations
@@ -31,13 +40,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks import operate_reproduce, operate_servers  # noqa: E402 - the line above makes ours importable
+from tests.benchmarks import operate_reproduce, operate_scrape, operate_servers  # noqa: E402 - the line above makes ours importable
 from tests.support.benchmark_report import finish  # noqa: E402
 
-TARGETS = (*operate_servers.TARGETS, *operate_reproduce.TARGETS)
+TARGETS = (*operate_servers.TARGETS, *operate_reproduce.TARGETS, *operate_scrape.TARGETS)
 PARTS = {
     "servers": lambda given: operate_servers.servers(given.kills, given.seed),
     "reproduce": lambda given: operate_reproduce.reproduce(given.policies, given.seed),
+    "scrape": lambda given: operate_scrape.scrape(given.seconds, given.seed),
 }
 
 
@@ -48,6 +58,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--policies", type=int, default=10)
+    parser.add_argument("--seconds", type=int, default=240)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     metrics: dict[str, Any] = {}

@@ -52,7 +52,8 @@ def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 180, "completion_tokens": tokens, "total_tokens": 180 + tokens}
 
 
-def _whole(engine: bool) -> bytes:
+def answer(engine: bool) -> bytes:
+    """The body of an unstreamed answer, of the engine or of the provider."""
     tokens = range(ANSWER_TOKENS)
     message = {"role": "assistant", "content": "".join(map(_word, tokens)), "refusal": None}
     choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
@@ -62,7 +63,11 @@ def _whole(engine: bool) -> bytes:
         choice["logprobs"] = {"content": list(map(_logprob, tokens))}
         choice["token_ids"] = list(tokens)
         body["prompt_token_ids"] = _PROMPT_IDS
-    sent = json.dumps(body, separators=(",", ":")).encode()
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _whole(engine: bool) -> bytes:
+    sent = answer(engine)
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
     return head.encode() + sent
 
