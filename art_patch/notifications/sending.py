@@ -18,6 +18,9 @@ _PART = re.compile(r"[^/:@?&=#,\s]{4,}")
 _STAMP = re.compile(r"^[\d-]+ [\d:,]+ - \w+ - ")
 
 
+_KINDS = {"alarm": "FAILURE", "advice": "WARNING", "rejection": "WARNING", "promotion": "SUCCESS"}
+
+
 class Address:
     """One address, by its service and its place in the setting."""
 
@@ -30,8 +33,8 @@ class Address:
         """Send a message; return the cause if that failed, else `None`."""
         import apprise
 
-        kinds = {"alarm": "failure", "advice": "warning", "rejection": "warning", "promotion": "success"}
-        kind = apprise.NotifyType(kinds.get(message.kind, "info"))
+        # By name: they are texts in old releases of apprise, and an enumeration in new ones.
+        kind: Any = getattr(apprise.NotifyType, _KINDS.get(message.kind, "INFO"))
         captured: Any = apprise.LogCapture(level=logging.WARNING)
         with captured as log:
             try:
