@@ -138,6 +138,7 @@ _policies = typer.Typer(name="policies")
 _policies.callback(invoke_without_command=True)(policies.policies)
 _policies.command("show")(lineage.show_policy)
 _policies.command("export")(policy_copies.export_policy)
+_policies.command("import")(policy_copies.import_policy)
 _policies.command("push")(policy_copies.push)
 app.add_typer(_policies, rich_help_panel=DECIDE)
 _add(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LONG, CycleConfig, CycleReport, Run, keep_last_retrain, last_retrain, metrics_line, why_none_serves,
     )
     from art_patch.pipeline.decision_log import DecisionLog
+    from art_patch.pipeline.policy_imports import Imported, import_policy
     from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
     from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce
     from art_patch.pipeline.score_groups import form, group, score, to_judge

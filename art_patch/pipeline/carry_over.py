@@ -23,7 +23,7 @@ from art_patch import policies, promotion, training
 from art_patch.errors import Busy, EngineError
 from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.types import CONTINUABLE, JSON, Policy
+from art_patch.types import CONTINUABLE, IMPORTED, JSON, Policy
 
 REPRODUCTION = "reproduction"  # name of the project's directory of an update that is made again, and of its lock
 GATE_RUNS = "gate"  # name of the project's directory for scratch stores, which exist only while a gate repeats runs
@@ -44,7 +44,8 @@ def sweep_leftovers(run: Cycle, champion: Policy) -> None:
     # Each candidate was to be tested against one champion. Against another one it would start from older weights.
     for policy in known.values():
         rival = rival_of(policy, known)
-        if policy.state == "candidate" and policy.path and rival != champion.name:
+        imported = IMPORTED in policy.metrics  # it was to be tested against nobody in particular
+        if policy.state == "candidate" and policy.path and rival != champion.name and not imported:
             reason = f"{champion.name} became champion before it was tested against {rival}"
             ledger.move(policy.name, "rejected", who=run.who, reason=reason)
     # While the engine is down, unused policies stay loaded; the next cycle unloads them.

@@ -7,9 +7,10 @@ transformers writes the merged model. The base's tokenizer files, chat template 
 it unchanged. The merged model must have no tensor that the base lacks. If the trainer stored a probe, it must also
 compute the trainer's log-probabilities.
 
-A copy holds no `MANIFEST.json` and no path of this machine. Its model card is written from the ledger's record alone,
-without texts of users, trajectories, names of people and the reasons that people typed for decisions. It states a
-licence only if the user gave one.
+A copy holds no path of this machine. That of a LoRA gets a `MANIFEST.json` of its own (`evidence`), without what the
+trainer's manifest says of the data. The model card is written from the ledger's record alone, without texts of users,
+trajectories, names of people and the reasons that people typed for decisions. It states a licence only if the user gave
+one.
 """
 
 import json
@@ -21,7 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from art_patch.errors import AdapterRejected, ConfigError, ModelNotFound
-from art_patch.policies.files import CONFIG, WEIGHTS, BaseModel, Dtype, read_base_model, some
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, BaseModel, Dtype, read_base_model, some
 from art_patch.policies.validation import Probe, ValidatedAdapter, check_probe
 from art_patch.types import Policy
 
@@ -37,7 +38,7 @@ BESIDE_WEIGHTS = (
     "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
     "chat_template.jinja", "chat_template.json", "generation_config.json",
 )  # fmt: skip
-_WRITTEN = frozenset({README, "config.json", CONFIG, *BESIDE_WEIGHTS})
+_WRITTEN = frozenset({README, "config.json", CONFIG, MANIFEST, *BESIDE_WEIGHTS})
 
 
 def is_ours(name: str) -> bool:

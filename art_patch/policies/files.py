@@ -130,12 +130,11 @@ def data_digests(key: str, groups: Mapping[str, Iterable[str]], alone: Iterable[
 
 
 def manifest_to_share(path: Path) -> str:
-    """Returns the text of a manifest for a copy that leaves this machine: without the digests of what was learned."""
+    """Returns the text of a manifest for a copy that leaves this machine: without the data's digests and the probe."""
     text = path.read_text("utf-8")
     manifest = parse_object(path.parent.name, MANIFEST, text.encode())
-    if manifest.pop(DATA, None) is None:
-        return text
-    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    kept = {name: value for name, value in manifest.items() if name not in (DATA, "probe")}  # it quotes a run
+    return text if kept == manifest else json.dumps(kept, indent=2, sort_keys=True) + "\n"
 
 
 def remove_adapter(root: Path, name: str) -> None:
@@ -242,6 +241,11 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
 def read_json(directory: Path, file: str) -> dict[str, Any]:
     """Reads a file of an adapter's directory, of at most 16 MiB, as a JSON object."""
     return parse_object(directory.name, file, _read_file(directory, file, _MANIFEST_BYTES))
+
+
+def read_manifest(directory: Path) -> bytes:
+    """Returns the content of an adapter's manifest, as `read_json` reads it."""
+    return _read_file(directory, MANIFEST, _MANIFEST_BYTES)
 
 
 def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Literal
 from art_patch import store
 from art_patch.errors import AdapterRejected, EngineError, NotFound, TransitionError
 from art_patch.serving import EngineClient
-from art_patch.types import CHALLENGERS, JSON, UPSTREAM_ARM, Policy, PolicyState, check_move
+from art_patch.types import CHALLENGERS, IMPORTED, JSON, UPSTREAM_ARM, Policy, PolicyState, check_move
 
 # Former champions that stay loaded, so that a rollback need not wait until one is loaded.
 KEEP = 2
@@ -65,7 +65,8 @@ def promote(
     While upstream is the champion, a policy may be made the learner in the same way. A policy that becomes champion in
     upstream's place begins with a control group.
 
-    A retired policy does not become champion in this way (`TransitionError`): it is tested again, or gone back to.
+    A retired policy does not become champion in this way (`TransitionError`): it is tested again, or gone back to. An
+    imported candidate is tested first, too.
     """
     check_promotion(ledger, name, state)
     ensure_loaded(engine, name)
@@ -87,6 +88,11 @@ def check_promotion(ledger: store.Ledger, name: str, state: PolicyState) -> Poli
     if policy.state == "retired" and state == "champion":
         back = f", or go back to it: `art-patch rollback --to {name}`" if name in ledger.champions() else ""
         raise TransitionError(f"{name} is retired; test it again: `art-patch promote {name} --canary 5`{back}")
+    if IMPORTED in policy.metrics and policy.state == "candidate" and state == "champion":
+        raise TransitionError(
+            f"{name} was imported and no test of this project has seen it; begin with "
+            f"`art-patch promote {name} --canary 5`"
+        )
     check_move(name, policy.state, state)
     return policy
 

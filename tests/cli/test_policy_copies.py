@@ -29,7 +29,7 @@ GATE = {
     "candidate": 0.8, "champion": 0.5, "lower_bound": 0.125, "scenarios": 12, "judge": "openai/judge", "rubric": "r1",
     "config": {"level": 0.95}, "checks": [{"name": "check of eve@example.org", "passed": True}],
 }  # fmt: skip
-ADAPTER_FILES = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+ADAPTER_FILES = ["MANIFEST.json", "README.md", "adapter_config.json", "adapter_model.safetensors"]
 MERGED_FILES = [
     "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json",

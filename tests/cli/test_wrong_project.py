@@ -53,6 +53,7 @@ KNOWN = {
     "policies show": ["agent@1"],
     "reproduce": ["agent@1"],
     "policies export": ["agent@1", "adapter"],
+    "policies import": ["adapter"],
     "policies push": ["agent@1", "me/agent"],
     "trajectories list": [],
     "trajectories show": ["t1"],

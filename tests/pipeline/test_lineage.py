@@ -62,5 +62,7 @@ def test_a_manifest_that_leaves_the_machine_has_no_digests(tmp_path: Path):
     path = tmp_path / MANIFEST
     path.write_text('{"base_sha256": "ff"}')
     assert manifest_to_share(path) == '{"base_sha256": "ff"}'
-    path.write_text('{"base_sha256": "ff", "data": {"groups": ["12"]}, "parent": "agent@0"}')
+    path.write_text(
+        '{"base_sha256": "ff", "data": {"groups": ["12"]}, "probe": {"token_ids": [1, 2]}, "parent": "agent@0"}'
+    )
     assert json.loads(manifest_to_share(path)) == {"base_sha256": "ff", "parent": "agent@0"}

@@ -91,12 +91,14 @@ def _print(
 
     console.print(f"[b]{output.escape(policy.name)}[/] {policy.state}")
     by = f"art_patch {made['art_patch']}" if made else f"art_patch's version is {NOT_ON_RECORD}"
-    row(
-        "made",
-        f"{_when(policy.created_at)}, {output.ago(now - policy.created_at)} ago" + (f"; {by}" if parents else ""),
-    )
+    is_imported = types.IMPORTED in policy.metrics
+    made_at = f"{_when(policy.created_at)}, {output.ago(now - policy.created_at)} ago"
+    if not is_imported:
+        row("made", made_at + (f"; {by}" if parents else ""))
     row("base", f"{policy.base} (fingerprint {policy.base_sha256[:12]})")
-    if parents:
+    if is_imported:
+        _print_evidence(policy.metrics[types.IMPORTED], row)
+    elif parents:
         row("parents", " < ".join(parents))
         _print_update(policy, learned, row)
     else:
@@ -110,6 +112,34 @@ def _print(
         change = f"{move['from_state'] or 'new'} -> {move['to_state']}"
         console.print(output.Text(f"{_when(move['at'])}  {change}, by {output.one_line(move['who'])}"))
         output.print_below(console, move["reason"])
+
+
+def _print_evidence(origin: Any, row: Any) -> None:
+    """Add what an imported policy brought along, all of which is about the project that it comes from."""
+    evidence = origin["evidence"]
+    state = f", where it was {evidence['state']}" if evidence.get("state") else ""
+    row("imported", f"{_when(origin['at'])}, from {evidence['policy']}{state}")
+    row("copy", f"its manifest has the sha256 {origin['manifest_sha256']}")
+    by, at = evidence.get("art_patch"), evidence.get("made_at")
+    row("trained", f"{_when(at) if at else NOT_ON_RECORD}, with art_patch {by or NOT_ON_RECORD}")
+    row("parents", f"{evidence.get('parent') or NOT_ON_RECORD} there, none here")
+    judges = [f"{each['judge']}, rubric {each['rubric'] or NOT_ON_RECORD}" for each in evidence.get("judges", ())]
+    row("judge", "; ".join(judges) or "none is named")
+    row("settings", _settings(evidence["settings"]) if evidence.get("settings") else NOT_ON_RECORD)
+    row("training", pipeline.metrics_line(evidence.get("train") or {}) or NOT_ON_RECORD)
+    gate = evidence.get("gate")
+    by = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate and gate.get("judge") else ""
+    row("gate there", f"{gate_in_words(gate)}{by}" if gate else "no gate is on record")
+    canary = evidence.get("watch")
+    row("canary there", _canary_in_words(canary) if canary else "no canary test is on record")
+
+
+def _canary_in_words(canary: Any) -> str:
+    signals = (
+        f"{name} {one['challenger']:.3g} against {one['champion']:.3g}"
+        for name, one in (canary.get("signals") or {}).items()
+    )
+    return "; ".join((f"{canary['verdict']} after {canary['hours']:g} h", *signals))
 
 
 def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> None:
@@ -131,7 +161,7 @@ def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> Non
     row("training", pipeline.metrics_line(shown) or NOT_ON_RECORD)
     gate: Any = policy.metrics.get("gate") or {}
     judge = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate.get("judge") else ""
-    row("gate", f"{gate_in_words(policy)}{judge}" if gate else "no gate has tested it")
+    row("gate", f"{gate_in_words(gate)}{judge}" if gate else "no gate has tested it")
 
 
 def _settings(config: types.JSON) -> str:

@@ -277,13 +277,18 @@ def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: fl
         percent = _percent(policy, route)
         name = f"[b]{policy.name}[/]" if policy.state == "champion" else policy.name
         made, sessions = f"{output.ago(now - policy.created_at)} ago", "" if percent is None else f"{percent:g} %"
-        table.add_row(name, policy.state, policy.parent or "the base", made, gate_in_words(policy), sessions)
+        table.add_row(
+            name, policy.state, _source(policy), made, gate_in_words(policy.metrics.get("gate") or {}), sessions
+        )
     output.stdout().print(table)
 
 
-def gate_in_words(policy: types.Policy) -> str:
-    """Return the metrics of the gate in words. A gate that stopped early has not measured all of them."""
-    gate: Any = policy.metrics.get("gate") or {}
+def _source(policy: types.Policy) -> str:
+    return "imported" if types.IMPORTED in policy.metrics else policy.parent or "the base"
+
+
+def gate_in_words(gate: Any) -> str:
+    """Return the metrics of a gate in words. A gate that stopped early has not measured all of them."""
     words: list[str] = []
     if "candidate" in gate and "champion" in gate:
         words.append(f"{gate['candidate']:.3f} against {gate['champion']:.3f}")

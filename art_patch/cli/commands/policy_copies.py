@@ -1,4 +1,4 @@
-"""`art-patch policies export` and `push`: copy a policy's weights to a directory for other tools, or to a model hub."""
+"""`art-patch policies export`, `push` and `import`: copy a policy to a directory or a model hub, and into a project."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import policies, store, types
+from art_patch import pipeline, policies, store, types
 from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
+from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import AdapterRejected, ConfigError, NotFound
@@ -48,8 +49,10 @@ def export_policy(
 ) -> None:
     """Write a policy to a directory: as a LoRA for PEFT, or merged for transformers, vLLM and llama.cpp.
 
-    First the LoRA's files are checked against its manifest, and its base model is checked. The directory appears only
-    when it is complete, and only you can read it. The audit log notes who exported which policy. No engine is needed.
+    A LoRA goes with a manifest that `policies import` reads in another project: its origin, and the results of its gate
+    and canary test. First the LoRA's files are checked against its manifest, and its base model is checked. The
+    directory appears only when it is complete, and only you can read it. The audit log notes who exported which policy.
+    No engine is needed.
 
     Exit codes: 0 written; 2 the directory is not empty; 19 there is no such policy; 9 the base is missing; 11 the LoRA
     is damaged, or belongs to another base.
@@ -65,6 +68,43 @@ def export_policy(
             opened.transfers.note_copy("export policy", who=project.actor("policies export"), detail=detail)
     if not project.answered(copy.facts() | {"directory": str(target)}):
         output.say(f"{copy.words()} in {output.visible(target)}")
+        if copy.manifest_sha256 is not None:
+            output.say(f"  `policies import --sha256 {copy.manifest_sha256}` takes this copy alone")
+
+
+@command
+def import_policy(
+    directory: Annotated[Path, typer.Argument(help="Directory of `policies export`, or of an adapter.")],
+    project: ActingProject,
+    name: Annotated[
+        str | None, Option("NAME@STEP in this project. Default: its own name if that is free, else the next step.")
+    ] = None,
+    sha256: Annotated[
+        str | None, Option("Refuse all but the copy whose manifest has this hash, which `policies export` printed.")
+    ] = None,
+) -> None:
+    """Import a policy from another project, such as from staging, with its origin and the results of its tests.
+
+    The LoRA is checked: files, hashes, base model, and with a running engine whether that can load it. It becomes a
+    candidate. It serves nobody until it is tested here: `art-patch promote NAME@STEP --canary 5`.
+
+    Exit codes: 0 imported; 2 the name exists; 11 the copy is damaged, is not that copy, belongs to another base, or the
+    engine refuses it; 19 this project has no base model yet.
+    """
+    _require(False)
+    with project.opened() as (settings, opened):
+        engine, who = find_engine(settings, opened.ledger), project.actor("policies import")
+        found = pipeline.import_policy(
+            opened, engine, settings.adapters, directory.absolute(), name=name, sha256=sha256, who=who
+        )
+    policy, origin = found.policy, found.policy.metrics[types.IMPORTED]
+    facts = {"policy": policy.name, "state": policy.state, "rank": found.rank, "loaded": found.loaded, **origin}
+    if project.answered(facts):
+        return
+    tried = "the engine can load it" if found.loaded else "no engine runs that could try to load it"
+    output.say(f"{policy.name} is a candidate, {origin['evidence']['policy']} where it comes from; {tried}")
+    output.say(f"  `art-patch policies show {policy.name}` shows its evidence")
+    output.say(f"  `art-patch promote {policy.name} --canary 5` tests it here; before that it answers nobody")
 
 
 @command
@@ -136,6 +176,7 @@ class _Copy:
     source: _Source
     merged: policies.Merged | None
     files: dict[str, int]
+    manifest_sha256: str | None  # a merged model has no manifest
 
     def facts(self) -> dict[str, Any]:
         gap_nats, left_out = (self.merged.gap_nats, self.merged.left_out) if self.merged else (None, ())
@@ -148,6 +189,7 @@ class _Copy:
         return {
             "policy": policy.name, "kind": kind, "dtype": dtype, "adapter_sha256": self.source.adapter.sha256,
             "base_sha256": policy.base_sha256, "base_id": self.source.base_id, "bytes": sum(self.files.values()),
+            "manifest_sha256": self.manifest_sha256,
         }  # fmt: skip
 
     def words(self) -> str:
@@ -200,7 +242,8 @@ def _write(source: _Source, copying: Copying, work: Path, *, base_name: str | No
     dtype, found = merged.dtype if merged else None, source.adapter
     card = policies.Copied(source.policy, found.sha256, found.rank, dtype, source.base_id, copying.license)
     policies.write_card(card, work)
-    return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())})
+    sha256 = None if copying.merged else policies.write_manifest(source.policy, work)
+    return _Copy(source, merged, {path.name: path.stat().st_size for path in sorted(work.iterdir())}, sha256)
 
 
 def _say_push(copy: _Copy, facts: dict[str, Any], project: ActingProject) -> None:

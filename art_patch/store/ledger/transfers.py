@@ -14,11 +14,12 @@ from typing import Literal
 from sqlalchemy import delete, insert, select, update
 
 from art_patch._lib.ids import new_id
-from art_patch.store.backends.database import Database, Part
-from art_patch.store.ledger.decisions import add_scenarios, note
+from art_patch.errors import ConfigError
+from art_patch.store.backends.database import Database, Part, decide_alone
+from art_patch.store.ledger.decisions import add_scenarios, insert_policy, note, policy_of
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
-from art_patch.types import JSON
+from art_patch.types import JSON, Policy
 
 # What an exported trajectory contains of its group.
 _OF_GROUP = ("id", "scenario_key", "how", "held_out", "state", "created_at", "reason")
@@ -143,6 +144,15 @@ class Transfers(Part):
         """Add an audit entry that says which file was imported, by whom, and how many rows it added (`metrics`)."""
         with self._database.write(durable=True) as connection:
             note(connection, who, "import", {"path": path, **metrics}, time.time() if now is None else now)
+
+    def add_policy(self, policy: Policy, *, who: str, detail: JSON, now: float) -> None:
+        """Store an imported policy as a candidate, and an audit entry; `ConfigError` if there is one of this name."""
+        with self._database.write(durable=True) as connection:
+            decide_alone(connection)
+            if policy_of(connection, policy.name) is not None:
+                raise ConfigError(f"{policy.name} exists already, and a policy never changes; import it again")
+            insert_policy(connection, policy, who, f"imported, {detail['from']} where it comes from")
+            note(connection, who, "import policy", detail, now)
 
     def note_copy(
         self, action: Literal["export policy", "push policy", "pushed policy"], *, who: str, detail: JSON

@@ -1,0 +1,202 @@
+"""What a copy of a policy says of its origin and tests, so that another project can import it with its evidence.
+
+The manifest of a copy (`MANIFEST.json`) has the sha256 of the copy's files, the fingerprint of the base model, and the
+evidence: parent, release, judges, settings, numbers of the training, and the results of gate and canary test. It has no
+texts of users, no ids of runs, no names of people and no reasons that people typed; the trainer's probe, which quotes a
+run, is left out. Only fields that are named here are written or read. The sha256 of the manifest itself stands for the
+whole copy: whoever compares it with the one that the export printed knows that nothing was changed on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from art_patch.errors import AdapterRejected
+from art_patch.policies import files
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
+from art_patch.policies.files import BaseModel as Base
+from art_patch.policies.validation import ENTRY, check_content, read_probe
+from art_patch.types import IMPORTED, Policy
+
+_EVIDENCE = "evidence"  # entry of a copy's manifest
+_ANY_RANK = 1 << 16  # whoever serves it says which ranks it serves
+_MOST_BYTES = 8 << 30
+# Of `adapter_config.json`. Other settings name code or places of another machine, or are not served anyway.
+_SETTINGS = (
+    "peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "lora_dropout",
+    "inference_mode",
+)  # fmt: skip
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)  # a later release may say more
+
+
+class JudgedBy(_Part):
+    """A judge whose scores a policy learned from."""
+
+    judge: str
+    rubric: str = ""
+
+
+class Gate(_Part):
+    """The result of a gate: mean scores of the policy and of the champion of then, and what was compared."""
+
+    candidate: float | None = None
+    champion: float | None = None
+    lower_bound: float | None = None
+    level: float | None = None
+    scenarios: int | None = None
+    judge: str | None = None
+    rubric: str | None = None
+    checks: int | None = None
+    checks_failed: int | None = None
+
+
+class Signal(_Part):
+    """One signal of a canary test."""
+
+    challenger: float
+    champion: float
+    compared: int = 0
+
+
+class Watched(_Part):
+    """The result of a canary test beside the champion of then."""
+
+    verdict: str
+    hours: float = 0.0
+    signals: dict[str, Signal] = {}
+
+
+class Evidence(_Part):
+    """The origin and the tests of a policy in the project that made it."""
+
+    policy: str  # its name there
+    state: str | None = None  # there, when it was copied
+    parent: str | None = None
+    art_patch: str | None = None  # the release that trained it
+    made_at: float | None = None  # seconds since the epoch
+    judges: tuple[JudgedBy, ...] = ()
+    settings: dict[str, JsonValue] = {}  # of the update
+    train: dict[str, float] = {}  # numbers of the update
+    gate: Gate | None = None
+    watch: Watched | None = None
+
+
+def evidence_of(policy: Policy) -> Evidence:
+    """Returns the evidence about a policy that the ledger's record has."""
+    metrics: Any = policy.metrics
+    if IMPORTED in metrics:  # what it brought along, but for the tests that it had here
+        here = {"gate": _gate(metrics.get("gate") or {}), "watch": _watched(metrics.get("watch") or {})}
+        tested = {name: found for name, found in here.items() if found is not None}
+        brought = Evidence.model_validate(metrics[IMPORTED]["evidence"])
+        return brought.model_copy(update={"state": policy.state, **tested})
+    made, train = (metrics.get(name) or {} for name in ("made", "train"))
+    return Evidence(
+        policy=policy.name,
+        state=policy.state,
+        parent=policy.parent,
+        art_patch=made.get("art_patch"),
+        made_at=policy.created_at,
+        judges=tuple(JudgedBy(**each) for each in made.get("judges", ())),
+        settings=train.get("config") or {},
+        train={name: value for name, value in train.items() if type(value) in (int, float) and math.isfinite(value)},
+        gate=_gate(metrics.get("gate") or {}),
+        watch=_watched(metrics.get("watch") or {}),
+    )
+
+
+def _gate(gate: Any) -> Gate | None:
+    if not gate:
+        return None
+    its = {name: gate[name] for name in Gate.model_fields if name in gate and name != "checks"}
+    checks = gate.get("checks")
+    if checks is not None:
+        its |= {"checks": len(checks), "checks_failed": sum(not each.get("passed", True) for each in checks)}
+    return Gate(**its | {"level": (gate.get("config") or {}).get("level")})
+
+
+def _watched(watch: Any) -> Watched | None:
+    if not watch:
+        return None
+    signals = {
+        name: Signal(challenger=one["challenger"], champion=one["champion"], compared=one.get("compared", 0))
+        for name, one in (watch.get("signals") or {}).items()
+        if all(isinstance(one.get(arm), int | float) for arm in ("challenger", "champion"))
+    }
+    return Watched(verdict=watch["verdict"], hours=watch.get("hours", 0.0), signals=signals)
+
+
+def write_manifest(policy: Policy, directory: Path) -> str:
+    """Writes the manifest of the copy in `directory`, whose other files are complete; returns the manifest's sha256."""
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+    manifest = {"files": hashes, "base_sha256": policy.base_sha256}
+    manifest[_EVIDENCE] = evidence_of(policy).model_dump(mode="json", exclude_none=True)
+    content = (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    (directory / MANIFEST).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A copy of a policy that was checked: the contents of its files, and its evidence."""
+
+    config: dict[str, Any]  # of `adapter_config.json`, only with settings that are understood
+    weights: bytes = field(repr=False)
+    rank: int
+    evidence: Evidence
+    manifest_sha256: str
+    probe: dict[str, Any] | None = field(default=None, repr=False)  # as the manifest has it; exports have none
+
+
+def read_copy(directory: Path, base: Base, *, sha256: str | None = None) -> Received:
+    """Reads and checks a copy that `policies export` wrote, or the directory of an adapter, against the base model.
+
+    Raises `AdapterRejected` if a file is missing, unknown, unsafe, or is not what the manifest promises; if the
+    manifest has not this `sha256`; or if it was trained on another base.
+    """
+    name = directory.name
+    if not (directory / MANIFEST).exists():
+        raise AdapterRejected(
+            f"{directory} has no {MANIFEST}, so it is no policy with its evidence; `art-patch policies export` of this "
+            "release, without --merged, writes one"
+        )
+    content = files.read_manifest(directory)
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and found != sha256.lower():
+        raise AdapterRejected(f"{directory}: {MANIFEST} has the sha256 {found}, not {sha256}: it is another copy")
+    manifest = files.parse_object(name, MANIFEST, content)
+    contents = files.read_verified(directory, manifest, _MOST_BYTES)
+    if manifest.get("base_sha256") != base.sha256:
+        raise AdapterRejected(
+            f"{directory} was trained on another base (fingerprint {str(manifest.get('base_sha256'))[:12]}) than "
+            f"{base.directory} ({base.sha256[:12]}), which this project serves"
+        )
+    config = files.parse_object(name, CONFIG, contents[CONFIG])
+    rank, _ = check_content(name, config, contents[WEIGHTS], base, max_rank=_ANY_RANK)
+    read_probe(name, manifest)  # or it could not be loaded
+    kept = {key: config[key] for key in _SETTINGS if key in config}
+    return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), found, manifest.get(ENTRY))
+
+
+def _evidence(directory: Path, manifest: dict[str, Any]) -> Evidence:
+    # The manifest that a trainer writes has these entries beside others, and knows of no test.
+    own = {name: manifest.get(name) for name in ("parent", "art_patch", "made_at")}
+    own |= {"policy": directory.name, "settings": manifest.get("config") or {}, "judges": manifest.get("judges") or ()}
+    try:
+        brought = (manifest.get(IMPORTED) or {}).get(_EVIDENCE, own)
+        return Evidence.model_validate(manifest.get(_EVIDENCE, brought))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise AdapterRejected(
+            f"{directory}: the evidence in {MANIFEST} cannot be read ({where}: {first['msg']})"
+        ) from error

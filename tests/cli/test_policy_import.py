@@ -1,0 +1,223 @@
+"""`policies import`: what comes from staging is a candidate that serves nobody before a test, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
+from art_patch.policies import CONFIG, MANIFEST, WEIGHTS, base_fingerprint
+from art_patch.store import Store, open_store
+from art_patch.types import Policy
+from tests.support.command_line import Serving, art_patch, says
+from tests.support.tiny import make_tiny_adapter, make_tiny_model
+
+GATE = {
+    "candidate": 0.75, "champion": 0.5, "lower_bound": 0.125, "scenarios": 12, "judge": "openai/judge", "rubric": "r1",
+    "config": {"level": 0.95}, "checks": [{"name": "check of eve@example.org", "passed": True}],
+    "lost": ["task: the plums of eve@example.org"],
+}  # fmt: skip
+WATCH = {
+    "verdict": "promote", "hours": 2.0,
+    "signals": {"thumbs": {"challenger": 0.75, "champion": 0.25, "compared": 40, "says": "eve@example.org"}},
+}  # fmt: skip
+METRICS: dict[str, Any] = {
+    "train": {
+        "config": {"learning_rate": 0.5, "seed": 7, "loss": {"loss": "dapo"}},
+        "loss": 0.25,
+        "groups": 3,
+        "round_trips": {"first": "eve@example.org asked for plums"},
+    },
+    "made": {"art_patch": "0.1.0", "judges": [{"judge": "openai/judge", "rubric": "r1"}]},
+    "gate": GATE,
+    "watch": WATCH,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "base", hidden=32, vocab_size=320)
+
+
+def project(home: Path, base: Path) -> Store:
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    store.ledger.add_base("agent@0", str(base), base_fingerprint(base), who="test")
+    return store
+
+
+@pytest.fixture
+def copy(tmp_path: Path, base: Path) -> Path:
+    """What `policies export` wrote in staging, of a champion that a person there liked."""
+    home = tmp_path / "staging"
+    path = make_tiny_adapter(home / "default" / "adapters", base, "agent", 3)
+    with closing(project(home, base)) as store:
+        fingerprint = base_fingerprint(base)
+        policy = Policy("agent@3", str(base), fingerprint, "candidate", time.time(), str(path), "agent@2", METRICS)
+        store.ledger.add_candidate(policy, trained_on=[], who="eve@example.org")
+        store.ledger.move("agent@3", "champion", who="eve@example.org", reason="eve@example.org liked it")
+    done = art_patch("policies", "export", "agent@3", tmp_path / "copy", home=home)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def home(tmp_path: Path, base: Path) -> Iterator[Path]:
+    """A project in production, whose base serves."""
+    with closing(project(tmp_path / "production", base)) as store:
+        yield tmp_path / "production"
+        assert store.verify() == []
+
+
+def imported(home: Path, *arguments: str | Path) -> dict[str, Any]:
+    done = art_patch("policies", "import", *arguments, "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_policy_comes_with_its_evidence_and_serves_nobody(copy: Path, home: Path):
+    told = imported(home, copy)
+    assert (told["policy"], told["state"], told["loaded"]) == ("agent@3", "candidate", False)
+    evidence = told["evidence"]
+    assert evidence["gate"] == {
+        "candidate": 0.75, "champion": 0.5, "lower_bound": 0.125, "level": 0.95, "scenarios": 12,
+        "judge": "openai/judge", "rubric": "r1", "checks": 1, "checks_failed": 0,
+    }  # fmt: skip
+    thumbs = {"challenger": 0.75, "champion": 0.25, "compared": 40}
+    assert evidence["watch"] == {"verdict": "promote", "hours": 2.0, "signals": {"thumbs": thumbs}}
+    assert (evidence["parent"], evidence["state"], evidence["art_patch"]) == ("agent@2", "champion", "0.1.0")
+    assert (evidence["train"], evidence["settings"]["seed"]) == ({"loss": 0.25, "groups": 3}, 7)
+    # No person, no text, no path of staging.
+    for path in (copy / MANIFEST, home / "default" / "adapters" / "agent@3" / MANIFEST):
+        assert not [word for word in ("eve@", "plums", str(copy.parent / "staging")) if word in path.read_text()]
+    theirs, ours = (load_file(each / WEIGHTS) for each in (copy, home / "default" / "adapters" / "agent@3"))
+    assert all((theirs[name] == ours[name]).all() for name in theirs)
+    says(art_patch("promote", "agent@3", home=home), 14, "was imported", "agent@3 --canary 5")
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        champion = store.ledger.champion()
+        assert champion is not None and champion.name == "agent@0"
+        assert [move["reason"] for move in store.ledger.history(policy="agent@3")] == [
+            "imported, agent@3 where it comes from"
+        ]
+    # A second copy of it gets the next step, and says the same of itself; so does a copy of the copy.
+    again = imported(home, copy)
+    assert (again["policy"], again["evidence"]) == ("agent@4", evidence)
+    art_patch("policies", "export", "agent@4", home / "second", home=home)
+    third = imported(home, home / "second")
+    assert (third["policy"], third["evidence"]) == ("agent@5", evidence | {"state": "candidate"})
+
+
+def test_it_reads_well_in_80_columns(copy: Path, home: Path):
+    sha256 = json.loads(art_patch("policies", "import", copy, "--json", home=home).stdout)["manifest_sha256"]
+    shown = art_patch("policies", "show", "agent@3", home=home, COLUMNS="80").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    flat = " ".join(shown.split())
+    for words in (
+        "agent@3 candidate", "from agent@3, where it was champion", sha256, "with art_patch 0.1.0",
+        "agent@2 there, none here", "openai/judge, rubric r1", "learning_rate 0.5", "0.750 against 0.500",
+        "promote after 2 h; thumbs 0.75 against 0.25", "new -> candidate",
+    ):  # fmt: skip
+        assert words in flat
+    assert " imported " in art_patch("policies", home=home).stdout
+    cannot = art_patch("reproduce", "agent@3", home=home)
+    assert (cannot.returncode, "it was imported" in cannot.stdout) == (20, True)
+
+
+def test_a_copy_that_is_not_as_it_was_or_does_not_fit_is_refused(
+    copy: Path, home: Path, base: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    def refused(words: str, *options: str, code: int = 11, **changes: Any) -> None:
+        says(art_patch("policies", "import", copy, *options, home=home), code, words)
+
+    exported = copy.parent / "exported"
+    shutil.copytree(copy, exported)
+
+    def restored() -> None:
+        shutil.rmtree(copy)
+        shutil.copytree(exported, copy)
+
+    refused("it is another copy", "--sha256", "00" * 32)
+    refused("named agent@STEP", "--name", "shop@1", code=2)
+    refused("exists already", "--name", "agent@0", code=2)
+    refused("is not a policy name", "--name", "../agent@1")
+    weights = copy / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    refused("sha256 differs")
+    restored()
+    (copy / "pytorch_model.bin").write_bytes(b"pickle")
+    refused("may run code when read")
+    restored()
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    refused("is a symbolic link")
+    restored()
+    manifest = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps(manifest | {"evidence": {"policy": 3}}))
+    refused("the evidence in MANIFEST.json cannot be read (policy:")
+    (copy / MANIFEST).write_text(json.dumps(manifest | {"base_sha256": "ff" * 32}))
+    refused("was trained on another base")
+    (copy / MANIFEST).unlink()
+    refused("has no MANIFEST.json")
+    restored()
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        assert [policy.name for policy in store.ledger.policies()] == ["agent@0"]
+    assert not list((home / "default").glob("adapters/*")) and not list((home / "default").glob("adapters/.*"))
+    # A project that nothing was served in has no base to compare with.
+    empty = tmp_path / "empty"
+    open_store(f"sqlite:///{empty}/default/store.db").close()
+    says(art_patch("policies", "import", copy, home=empty), 19, "there is no base model")
+
+
+def test_the_directory_of_an_adapter_is_taken_too_without_a_test_on_record(copy: Path, home: Path):
+    adapter = copy.parent / "staging" / "default" / "adapters" / "agent@3"
+    config = json.loads((adapter / CONFIG).read_text())
+    told = imported(home, adapter, "--name", "agent@12")
+    assert (told["policy"], told["evidence"]["policy"]) == ("agent@12", "agent@3")
+    assert not {"gate", "watch"} & told["evidence"].keys()
+    here = json.loads((home / "default" / "adapters" / "agent@12" / CONFIG).read_text())
+    assert here["r"] == config["r"]
+    assert here["base_model_name_or_path"].endswith("/base")
+
+
+def test_a_server_tries_it_and_a_canary_tests_it(copy: Path, home: Path, base: Path):
+    server = Serving(base, home, "--threads", "1", "--max-lora-rank", "1")
+    try:
+        says(art_patch("policies", "import", copy, home=home), 11, "this engine serves ranks 1 to 1")
+        assert not (home / "default" / "adapters" / "agent@3").exists()
+    finally:
+        server.stop()
+    server = Serving(base, home, "--threads", "1")
+    try:
+        assert imported(home, copy)["loaded"]
+        says(art_patch("promote", "agent@3", home=home), 14, "no test of this project has seen it")
+        assert art_patch("promote", "agent@3", "--canary", "5", home=home).returncode == 0
+        with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+            route = store.ledger.route()
+            assert (route.champion, route.challenger, route.challenger_percent) == ("agent@0", "agent@3", 5.0)
+    finally:
+        server.stop()
+
+
+def test_no_cycle_rejects_it_or_tests_it_unasked(copy: Path, home: Path):
+    imported(home, copy)
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        champion = store.ledger.champion()
+        assert champion is not None
+
+        class Engine:
+            def models(self) -> list[str]:
+                return []
+
+        run: Any = type("Run", (), {"store": store, "adapters": home / "default" / "adapters", "engine": Engine()})()
+        sweep_leftovers(run, champion)
+        assert untested_candidate(run, replace(champion, name="agent@0")) is None
+        found = store.ledger.policy("agent@3")
+        assert found is not None and found.state == "candidate"
