@@ -146,9 +146,8 @@ class Settings(BaseModel):
     """Seconds that connecting to the engine may take. If it takes longer, the call goes upstream."""
 
     stateless_responses: bool = False
-    """Whether calls of the Responses API that leave `store` unset may be routed. The provider keeps such answers, and
-    an app may refer to one by its id later, which fails if a policy gave the answer. So set this only if your app never
-    does that. Calls with `store=False` may always be routed."""
+    """Whether calls of the Responses API that leave `store` unset may be routed; with `store=False` they always may. An
+    app may refer to such an answer by its id later, which fails if a policy gave it: set it if yours never does."""
 
     redact: Annotated[Redact, Option(env=True)] = None
     """What is removed from texts before they are written: `secrets` removes keys, tokens and passwords. In Python it
@@ -169,9 +168,8 @@ class Settings(BaseModel):
     """Memory for recorded calls that are not in the spool yet, in MiB. Calls beyond it are dropped and counted."""
 
     spool_mib: int = Field(default=1024, ge=0)
-    """Size of a process's spool, in MiB: files beside the store that keep calls until the store has them. What one
-    leaves there, another takes over. 0: no spool; then an app that is killed loses the calls of the last
-    `flush_interval_s`, and all of its first second."""
+    """Size of a process's spool, in MiB: files beside the store that keep calls until it has them. What one leaves,
+    another takes over. 0: none; a killed app then loses those of its first second and the last `flush_interval_s`."""
 
     flush_interval_s: float = Field(default=0.1, gt=0)
     """Seconds that the writer collects calls before it writes a batch."""
@@ -184,14 +182,13 @@ class Settings(BaseModel):
     of the system prompt makes each question a new task."""
 
     holdout_users: bool = False
-    """Whether a fifth of the users, instead of a fifth of the tasks, is held out for the gate. A hash of the user id
-    decides. Runs of a task that users of both sides have are used on the side of the task's first user only. A run
-    without a user id is held out by its task. Set it from the start: earlier runs stay on their side."""
+    """Whether a fifth of the users, instead of the tasks, is held out for the gate, by a hash of the user id. A task
+    that users of both sides have stays on its first user's side; a run without a user id is held out by its task.
+    Set it from the start: earlier runs stay on their side."""
 
     embeddings: str | None = None
-    """Embedding model that finds different wordings of one task. Default: tasks are compared by their words only. The
-    model gets the first user message of each run. If it cannot be reached, only the words are compared, and of two
-    wordings of one task one may be held out for the gate and the other used for training."""
+    """Embedding model that finds different wordings of one task, from each run's first user message. Default: words are
+    compared, as if it cannot be reached. Then of two wordings one may be held out, and the other learned from."""
 
     embeddings_base_url: str | None = None
     """OpenAI-compatible address of the embedding model, ending in /v1. No default: users' messages are sent there."""
@@ -243,6 +240,9 @@ class Settings(BaseModel):
 
     keep_trajectories: int | None = Field(default=None, ge=0)
     """Number of trajectories, the newest, that each `art-patch retrain` keeps. Default: no trajectory is deleted."""
+
+    search: Literal["on", "off"] = "on"
+    """Whether server and job index the words of calls for `trajectories list --search`. `off`: retrain deletes it."""
 
     @field_validator("project")
     @classmethod

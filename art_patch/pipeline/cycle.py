@@ -117,9 +117,19 @@ def pruning_at_end(
     except ArtPatchError:
         # A judge that is down for a month must not keep users' data for a month longer.
         prune(store, config, progress, who=who, now=now)
+        _index(store, config)
         raise
     # Not a `finally`: Ctrl-C must end the cycle at once, and pruning a large store takes minutes.
     prune(store, config, progress, who=who, now=now)
+    _index(store, config)
+
+
+def _index(store: Store, config: CycleConfig) -> None:
+    """Extend the search index to all calls, or delete it if it is not wanted."""
+    if config.search:
+        store.search.extend(thorough=True)
+    else:
+        store.search.drop()
 
 
 def prune(store: Store, config: CycleConfig, progress: Progress, *, who: str, now: float | None = None) -> None:

@@ -70,6 +70,7 @@ class CycleConfig:
     idle_minutes: float | None = None  # nothing is done if apps made calls within so many minutes
     keep_days: float | None = None  # delete trajectories whose newest call is older
     keep_trajectories: int | None = None  # delete all but so many of the newest
+    search: bool = True  # extend the search index when the cycle ends; else delete it
 
 
 # `art-patch score` has no engine, so grouping and scoring take a `Run`. A `Cycle` is one, too.

@@ -1,5 +1,7 @@
 """Keeps a running server ready to serve: loads policies that it lacks, and takes over the route from a dead server.
 
+It also extends the search index, for a moment at a time.
+
 The route, in the store, tells apps which server to call. If a project has several servers, the one that started last
 has the route. Another server takes it over:
 
@@ -33,6 +35,7 @@ MISSES = 2
 RETRY_S = 30.0  # seconds to wait after a failed load before the same policy is loaded again
 BEAT_S = 5.0  # seconds between two signs of life of a server
 FORGET_S = 60.0  # the row of a server on another machine that gives no sign of life for so long is deleted
+INDEX_EVERY_S, INDEX_S = 10.0, 0.3  # how often, and how long at once, the search index is extended
 LEAVE_S = 5.0  # longest time for which a server that stops waits for another one to take the route
 
 log = logging.getLogger("art_patch.serve")
@@ -43,12 +46,13 @@ class ServingUpkeep:
 
     def __init__(
         self, store: Store, engine: serving.EngineClient, me: Server, take: Callable[[Route], bool],
-        *, follow_s: float = 0.0,
+        *, follow_s: float = 0.0, search: bool = False,
     ) -> None:  # fmt: skip
         """Keep this server's client and row; `take` points an unchanged route to it and returns whether it did.
 
-        `follow_s` is how long apps may take to follow a changed route.
+        `follow_s` is how long apps may take to follow a changed route. With `search`, the search index is extended.
         """
+        self._search, self._searched_at = store.search if search else None, -INDEX_EVERY_S
         self._ledger, self._servers, self._engine, self._take = store.ledger, store.servers, engine, take
         self._me, self._address, self._follow_s = me, me.base_url, follow_s
         self._renewed_at = time.monotonic()
@@ -68,6 +72,9 @@ class ServingUpkeep:
             if time.monotonic() - self._renewed_at >= BEAT_S:
                 self._me, self._renewed_at = self._servers.renew(self._me, now=time.time()), time.monotonic()
         self._forget_ended()
+        if self._search is not None and time.monotonic() - self._searched_at >= INDEX_EVERY_S:
+            self._search.extend(seconds=INDEX_S)
+            self._searched_at = time.monotonic()
 
     def keep(self, stop: Event) -> None:
         """Call `look` every `EVERY_S` seconds until `stop` is set, then leave the route to another server.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from art_patch.store.queries.read import APPS_LIVE_S
     from art_patch.store.queries.usage import Learned
     from art_patch.store.schema.tables import HEAD
+    from art_patch.store.search.find import Found
+    from art_patch.store.search.index import MOST_COUNTED
     from art_patch.store.store import Store, open_store
 else:
     __getattr__ = lazily()

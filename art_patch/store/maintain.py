@@ -31,6 +31,7 @@ from art_patch.store.ledger.route import MODE_KEY, ROUTE_KEY
 from art_patch.store.schema import EVERY_AGENT
 from art_patch.store.schema.codec import block_id, expand, expand_ids, size_of
 from art_patch.store.schema.tables import whole as tables  # its checks and sizes are of all projects
+from art_patch.store.search.index import TABLE as WORDS
 from art_patch.trajectories import node_id
 from art_patch.types import CHALLENGERS, COPIES
 
@@ -51,6 +52,7 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} calls whose prompt ids are missing", tables.calls.c.prompt_block, tables.token_blocks.c.id),
     ("{} calls whose tools are missing", tables.calls.c.tools, tables.blobs.c.id),
     ("{} calls whose trajectory is missing", tables.calls.c.trajectory_id, tables.trajectories.c.id),
+    ("{} entries of the search index whose call is missing", tables.search_calls.c.call_id, tables.calls.c.id),
     ("{} answers whose message is missing", tables.choices.c.answer, tables.nodes.c.id),
     ("{} answers whose call is missing", tables.choices.c.call_id, tables.calls.c.id),
     ("{} trajectories whose group is missing", tables.trajectories.c.group_id, tables.groups.c.id),
@@ -255,9 +257,12 @@ def _sqlite_sizes(connection: Connection) -> dict[str, int]:
     query = f"SELECT m.tbl_name, SUM(s.pgsize) FROM {_DBSTAT} s JOIN sqlite_master m ON m.name = s.name"
     try:
         rows = connection.execute(text(f"{query} WHERE s.aggregate = 1 GROUP BY m.tbl_name"))
-        return {name: size for name, size in rows}
+        found = {name: size for name, size in rows}
     except DBAPIError:
         return {}
+    # FTS5 keeps the words of the search index in tables of its own.
+    words = [name for name in found if name.startswith(f"{WORDS}_")]
+    return found | {tables.search_calls.name: sum(found[name] for name in (*words, tables.search_calls.name))}
 
 
 def _postgres_size(connection: Connection, table: str) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.usage import Reports
+    from art_patch.store.search.find import Search
 else:
     __getattr__ = lazily()
 
@@ -34,6 +35,7 @@ class Store:
 
     read: Reader  # queries that return trajectories, groups and counts, for the job and the command line
     browse: Browser  # queries for lists of trajectories that a person reads, with filters and pages
+    search: Search  # finds trajectories by their text, in an index of words
     evidence: Evidence  # queries for the calls and scores of a shadow or canary test, and what users said about runs
     reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator

@@ -2,8 +2,8 @@
 
 ::
 
-    python tests/benchmarks/operate.py [--json] [--only servers|reproduce|scrape] [--kills 50] [--policies 10]
-        [--seconds 240] [--seed 0]
+    python tests/benchmarks/operate.py [--json] [--only servers|reproduce|scrape|search] [--kills 50] [--policies 10]
+        [--seconds 240] [--calls 50000] [--seed 0]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met; without it, a table.
@@ -28,6 +28,12 @@ targets that were not met; without it, a table.
   without one (median of the pairs' differences); `scrape_error_us` is its standard error, which tells how busy the
   machine was. `scrape_slowed` is the share of calls within `AFTER_S`, `scrape_ms` the median of a scrape, and
   `observe_us` what counting and timing a request costs the front.
+- `search` (`operate_search`): a store of `--calls` calls, in runs of ten with 60 characters of English a message. The
+  job indexes it (`index_ms_a_call`, beside the `write_ms_a_call` of the app). Then 200 searches, of eight kinds by
+  turns: rare and common words, two words, beginnings, phrases, of a user, two in a run, until a time. Each reads a page
+  of 20 with its summaries (`search_ms_p95`). `index_size` compares the vacuumed file with and without the index.
+  `index_cost` is how much longer the app's writes take in a store that has an index, p50 of 199 batches of 40 calls;
+  both stores take turns. `search_erase_s`: one user of 10,000, until no page has a word of theirs.
 """
 
 from __future__ import annotations
@@ -40,14 +46,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks import operate_reproduce, operate_scrape, operate_servers  # noqa: E402 - the line above makes ours importable
+from tests.benchmarks import (  # noqa: E402 - the line above makes ours importable
+    operate_reproduce,
+    operate_scrape,
+    operate_search,
+    operate_servers,
+)
 from tests.support.benchmark_report import finish  # noqa: E402
 
-TARGETS = (*operate_servers.TARGETS, *operate_reproduce.TARGETS, *operate_scrape.TARGETS)
+TARGETS = (*operate_servers.TARGETS, *operate_reproduce.TARGETS, *operate_scrape.TARGETS, *operate_search.TARGETS)
 PARTS = {
     "servers": lambda given: operate_servers.servers(given.kills, given.seed),
     "reproduce": lambda given: operate_reproduce.reproduce(given.policies, given.seed),
     "scrape": lambda given: operate_scrape.scrape(given.seconds, given.seed),
+    "search": lambda given: operate_search.search(given.calls, given.seed),
 }
 
 
@@ -59,6 +71,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--policies", type=int, default=10)
     parser.add_argument("--seconds", type=int, default=240)
+    parser.add_argument("--calls", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     metrics: dict[str, Any] = {}

@@ -29,6 +29,7 @@ COMMANDS = (
     "policies", "policies show zebra@1", "policies show agent@1",
     "reproduce zebra@1", "reproduce agent@1", "cycles", "cycles show c1", "config --json",
     "trajectories list", "trajectories list --user u",
+    "trajectories list --search okapi --sort latency", "trajectories list --search same --tool lookup",
     "trajectories list --sort reward", "trajectories list --model okapi-1.5 --slower-than 1ms --error x",
     "trajectories list --policy agent@0", "trajectories list --group zebra-run-group", "trajectories show zebra-run",
     "trajectories show zebra", "trajectories show shared", "trajectories show --session m",

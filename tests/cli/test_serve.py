@@ -30,7 +30,7 @@ from art_patch.pipeline.serving_upkeep import EVERY_S, MISSES
 from art_patch.policies import base_fingerprint
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
-from art_patch.types import UNREACHABLE, Policy, Route
+from art_patch.types import UNREACHABLE, Call, Policy, Route, TrajectoryInfo
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch
 from tests.support.engines import serve
 from tests.support.servers import serving
@@ -227,7 +227,7 @@ class Project:
         self.ledger = store.ledger
         with owning() as owner:
             me = store.servers.announce(OWN, owner, now=0.0)
-        self.keeper = ServingUpkeep(store, own, me, self.take)
+        self.keeper = ServingUpkeep(store, own, me, self.take, search=True)
         self.taken = 0
 
     def take(self, before: Route) -> bool:
@@ -244,7 +244,9 @@ def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
     dead = "http://127.0.0.1:9/v1"
     with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "default" / "adapters")) as running:
         project = Project(store, running.client)
+        store.write([TrajectoryInfo("t", 1.0), Call("c", "t", 1.0, "m", ())])
         assert project.after(1) == OWN, "nobody had it"
+        assert store.search.lag() == 0, "the search index is extended"
         with serving() as other:  # not of ours, and well
             store.ledger.set_engine(other.url, who="by hand")
             assert project.after(2 * MISSES) == other.url

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from art_patch._lib.ids import new_id
+from art_patch.cli.app import app
 from art_patch.store import open_store
 from art_patch.types import Call, Choice, TrajectoryInfo
 from tests.support.command_line import art_patch, says
@@ -83,6 +85,33 @@ def test_the_worst_come_first_and_what_they_are_sorted_by_is_shown(home: Path):
     ).splitlines()[1]
     assert (line.split()[0], "500 ms" in line) == ("b2", True)
     assert shown(home, "trajectories", "list", "--error", "timeout").splitlines()[1].startswith("failed ")
+
+
+def test_runs_are_found_by_their_text(home: Path, tmp_path: Path):
+    def found(*arguments: str) -> list[str]:
+        told = json.loads(shown(home, "trajectories", "list", "--json", *arguments))
+        assert told["search"] == {"lag": 0, "more": False}
+        return [one["id"] for one in told["trajectories"]]
+
+    assert found("--search", '"is a plum"', "--user", "user-a") == ["a2", "a1", "a0"]
+    assert found("--search", "31 cents", "--search", "pear") == ["b2", "b1", "b0"]
+    assert found("--tool", "lookup", "-n", "2", "--after", "b1") == ["b0", "a2"]
+    assert found("--tool", "lookup", "--sort", "reward", "-n", "2") == ["b1", "a1"]
+    page = shown(home, "trajectories", "list", "--tool", "lookup", "-n", "2")
+    assert [line.split()[0] for line in page.splitlines()[1:3]] == ["b2", "b1"]
+    assert page.endswith("\n\n2 of 6; older ones: --after b1\n")
+    assert shown(home, "trajectories", "list", "--search", "kangaroo") == "none of 11 trajectories matches\n"
+
+
+def test_a_search_says_what_the_index_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    fill(store)
+    store.close()
+    monkeypatch.setattr("art_patch.cli.commands.trajectories.CATCH_UP_S", 0.0)
+    result = CliRunner().invoke(app, ["trajectories", "list", "--search", "plum", "--home", str(tmp_path)])
+    assert " ".join(result.output.split()).startswith(
+        "none of 9 trajectories matches the index lacks the newest 15 calls; the same search again"
+    ), result.output
 
 
 def test_nothing_to_list(home: Path, tmp_path: Path):
@@ -187,6 +216,12 @@ def test_a_session_goes_on_from_run_to_run_and_repeats_only_what_is_said_again(t
         (["trajectories", "show", "\x1b[2J"], 19, ["\\x1b[2J"]),
         (["trajectories", "list", "--since", "yesterday"], 2, ["--since", "7d"]),
         (["trajectories", "list", "--since", "1d", "--until", "2d"], 2, ["--since is not before --until"]),
+        (["trajectories", "list", "--search", "?!"], 2, ["'?!' has no word to search for"]),
+        (
+            ["trajectories", "list", "--search", "plum", "--after", "b1"],
+            2,
+            ["--after b1: this trajectory does not match"],
+        ),
         (["trajectories", "list", "--slower-than", "2"], 2, ["--slower-than '2'", "500ms"]),
         (["trajectories", "list", "--sort", "size"], 2, ["--sort 'size'", "newest, reward, latency"]),
         (["trajectories", "list", "--sort", "reward", "--after", "a0"], 2, ["--after", "-n"]),
@@ -205,6 +240,11 @@ def test_a_session_goes_on_from_run_to_run_and_repeats_only_what_is_said_again(t
 )
 def test_mistakes_are_one_line(arguments: list[str], code: int, words: list[str], home: Path):
     says(art_patch(*arguments, home=home), code, *words)
+
+
+def test_a_search_that_is_off_says_so(home: Path):
+    result = art_patch("trajectories", "list", "--search", "plum", home=home, ART_PATCH_SEARCH="off")
+    says(result, 2, "the search is off; set ART_PATCH_SEARCH=on")
 
 
 def test_a_pipe_from_store_to_store(home: Path, tmp_path: Path):

@@ -56,6 +56,17 @@ def test_a_cycle_with_nothing_to_do_prunes(store: Store, tmp_path: Path, config:
     assert (report.outcome, left(store)) == ("nothing to do", [f"day-{day}" for day in kept])
 
 
+def test_a_cycle_extends_the_search_index_or_deletes_it(store: Store, tmp_path: Path):
+    for wanted, lacks in ((False, 4), (True, 0), (False, 4)):
+        with pruning_at_end(store, CycleConfig(search=wanted, keep_days=9), quiet, who="me", now=4 * DAY_S):
+            pass
+        assert store.search.lag() == lacks
+    late = Call("late", "day-0", 1.0, "m", ())
+    with pruning_at_end(store, CycleConfig(), quiet, who="me", now=4 * DAY_S):
+        store.write([late])
+    assert store.search.extend(thorough=True) == 0
+
+
 def test_a_judge_that_is_down_keeps_nothing_for_longer(store: Store):
     with (
         pytest.raises(JudgeError),

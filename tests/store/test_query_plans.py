@@ -30,6 +30,7 @@ READ_WHOLE = {
     ("read.arrivals", "trajectories"),
     ("browse.count", "trajectories"),
     ("browse.worst", "trajectories"),  # all are compared
+    ("search.drop", "search_calls"),
     ("browse.answered_by_both", "calls"),
     ("browse.resolve", "trajectories"),  # the beginning of an id, in the ids alone
     ("browse.sessions_like", "trajectories"),  # the same, in the session ids

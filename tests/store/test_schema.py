@@ -101,8 +101,10 @@ def test_migrations_make_exactly_the_declared_tables(url: str):
 
     make_first(url)
     open_store(url).close()
+    of_postgresql = {"search_calls_words"} if url.startswith("sqlite") else set[str]()  # alembic looks at no `ddl_if`
+    opts = {"include_object": lambda _, name, *__: name not in of_postgresql}
     with connected(url) as connection:
-        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection, opts=opts), tables.metadata) == []
     assert ScriptDirectory(str(migrations.DIRECTORY)).get_current_head() == HEAD
 
 
@@ -171,7 +173,7 @@ def test_a_store_of_an_unreleased_version_is_refused_and_left_alone(url: str, ex
 
 
 def test_every_table_says_whose_its_rows_are():
-    without_agent = {"nodes", "token_blocks", "blobs"}
+    without_agent = {"nodes", "token_blocks", "blobs", "search_calls"}
     for name, table in tables.metadata.tables.items():
         if name in ("projects", "agents"):
             continue

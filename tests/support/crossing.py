@@ -60,6 +60,8 @@ def fill(store: Store, whose: str, mark: str) -> None:
     with store.transfers.note_export(f"/{mark}.jsonl", "chat", who=mark, now=1.0) as note:
         note.add(["shared"])
     store.sent.add("tracker", [SentItem("shared", mark, "shared")], now=1.0)
+    if whose == "zebra":
+        store.search.extend()
 
 
 def rows_of(store: Store, project: str) -> Mapping[str, Any]:
@@ -101,6 +103,8 @@ READS: dict[str, Attempt] = {
     "browse.ids of a policy": lambda s: s.browse.ids(Filter(policy="agent@0", status="ok", min_reward=0.1)),
     "browse.ids of a model": lambda s: s.browse.ids(Filter(model=f"{MARK}-1.5", error="x", slower_than_s=0.0)),
     "browse.worst": lambda s: (s.browse.worst(EVERYTHING, "reward"), s.browse.worst(EVERYTHING, "latency", among=RUNS)),
+    "search.find": lambda s: (s.search.find([MARK], EVERYTHING), s.search.find(["the same"], EVERYTHING)),
+    "search.lag": lambda s: s.search.lag(),
     "browse.count": lambda s: s.browse.count(EVERYTHING),
     "browse.groups": lambda s: s.browse.groups(EVERYTHING),
     "browse.resolve": lambda s: (s.browse.resolve("zebra"), s.browse.resolve("shared")),
@@ -170,10 +174,13 @@ WRITES: dict[str, Attempt] = {
         {"zebra-run": dict(id="shared-group", scenario_key="t", how="x", held_out=True, created_at=1.0, state="dead")}
     ),
     "sent.add": lambda s: s.sent.add("tracker", [SentItem("shared", "mine", "shared")], now=9.0),
+    "search.extend": lambda s: (s.search.extend(), s.search.extend(thorough=True)),
+    "search.find more": lambda s: [s.search.find([words], EVERYTHING) for words in (f"{MARK[:2]}*", '"the same"')],
     "rights.erase a run of theirs": lambda s: s.rights.erase(trajectory="zebra-run", who="me").calls,
     "rights.erase the same run": lambda s: s.rights.erase(trajectory="shared", who="me").calls,
     "rights.erase the same user": lambda s: s.rights.erase(user="u", who="me").exports and None,
     "rights.prune": lambda s: s.rights.prune(keep=0, who="me").calls,
+    "search.drop": lambda s: s.search.drop(),
     "maintain.vacuum": lambda s: s.maintain.vacuum() and None,
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import art_patch
 from art_patch.store import HEAD
 
 PACKAGE = Path(art_patch.__file__).parent
-NEXT = "0005"
+NEXT = "0006"
 
 TABLE = """
 later = Table("later", metadata, Column("id", Integer, primary_key=True))

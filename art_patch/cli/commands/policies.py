@@ -228,7 +228,7 @@ def watch_beside(
             return own.ledger.set_engine(me.base_url, key_file=key_file(), before=before, who=who)
 
         follow_s = 4 * settings.poll_interval_s  # more than once, for apps that are busy
-        pipeline.ServingUpkeep(own, engine, me, take, follow_s=follow_s).keep(stop)
+        pipeline.ServingUpkeep(own, engine, me, take, follow_s=follow_s, search=settings.search == "on").keep(stop)
 
     def notify(own: store.Store) -> None:
         notifications.Notifier(settings.notify, settings.project, own).keep(stop)

@@ -137,6 +137,7 @@ def retrain(
         idle_minutes=idle_minutes if idle_only else None,
         keep_days=settings.keep_days,
         keep_trajectories=settings.keep_trajectories,
+        search=settings.search == "on",
     )
     who = project.actor("retrain")
     with _noted(settings.directory) as keep:

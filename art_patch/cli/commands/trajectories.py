@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, get_args
 
 import typer
@@ -22,52 +22,104 @@ UPSTREAM = "upstream"  # what commands call answers that no policy gave
 WIDE = 110  # columns of a terminal that has room for everything
 NARROW = 80  # below so many columns there is no room for user and session
 
+CATCH_UP_S = 2.0  # for which a search extends the index first
+
 _SHORTEST_ID = 12  # characters; an id begins with its time, so shorter beginnings are often alike
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The options that say which page of the chosen trajectories is listed, and what they must say."""
+
+    search: Annotated[
+        list[str] | None, Option('Trajectories that say this: words of one call, begin* or a "phrase". Repeatable.')
+    ] = None
+    tool: Annotated[str | None, Option("Trajectories in which the model called this tool.")] = None
+    limit: Annotated[int, Option("Number of trajectories.", also=("-n",), least=1)] = 20
+    after: Annotated[str | None, Option("List trajectories older than the one with this id: the next page.")] = None
+    sort: Annotated[str, Option("First: newest; reward, the lowest one; latency, that with the slowest call.")] = (
+        "newest"
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether the search index is needed."""
+        return bool(self.search) or self.tool is not None
+
+    def page(self, opened: store.Store, chosen: store.Filter) -> tuple[list[str], int, store.Found | None]:
+        """Return the ids of the page, the number of trajectories that match, and what a search found."""
+        browse, start = opened.browse, None if self.after is None else _the_run(opened, self.after)
+        if self.searches:
+            opened.search.extend(seconds=CATCH_UP_S)
+            found = opened.search.find(self.search or (), chosen, tool=self.tool)
+            if self.sort != "newest":
+                return browse.worst(chosen, self.sort, among=found.ids, limit=self.limit), len(found.ids), found
+            if start is not None and start not in found.ids:
+                raise ConfigError(
+                    f"--after {output.one_line(start)}: this trajectory does not match, so no page ends there"
+                )
+            first = 0 if start is None else found.ids.index(start) + 1
+            return list(found.ids[first : first + self.limit]), len(found.ids), found
+        matching = browse.count(chosen)
+        if self.sort != "newest":
+            return browse.worst(chosen, self.sort, limit=self.limit), matching, None
+        cursor = None
+        if start is not None:
+            (its,) = browse.summaries([start])
+            # A page begins after a trajectory and not at a number, so that new ones shift no page.
+            cursor = (its.last_call_at, its.id)
+        return [key for _, key in browse.ids(chosen, after=cursor, limit=self.limit)], matching, None
+
+
 @command
-def list_trajectories(
-    wanted: TrajectoryFilter,
-    project: Project,
-    limit: Annotated[int, Option("Number of trajectories.", also=("-n",), least=1)] = 20,
-    after: Annotated[str | None, Option("List trajectories older than the one with this id: the next page.")] = None,
-    sort: Annotated[
-        str, Option("First: newest; reward, the lowest one; latency, that with the slowest call.")
-    ] = "newest",
-) -> None:
-    """List recorded trajectories, newest or worst first."""
-    one_of("--sort", sort, get_args(store.Sort))
-    if after is not None and sort != "newest":
+def list_trajectories(wanted: TrajectoryFilter, listing: Listing, project: Project) -> None:
+    """List recorded trajectories, newest or worst first.
+
+    `--search` and `--tool` look in an index of words: of what users, tools and the model said, and of the names and
+    arguments of the tools that it called, but not of system prompts. Case and accents do not matter. Server and job
+    extend the index; this command does so for up to two seconds, and says what it lacks. If many calls say a word, the
+    newest 10,000 of them are looked at; `--until` looks at older ones.
+    """
+    one_of("--sort", listing.sort, get_args(store.Sort))
+    if listing.after is not None and listing.sort != "newest":
         raise ConfigError("--after goes on in the order of time; with --sort, show more with -n")
     chosen = wanted.chosen()
-    with project.opened() as (_, opened):
+    with project.opened() as (settings, opened):
+        if listing.searches and settings.search == "off":
+            raise ConfigError("the search is off; set ART_PATCH_SEARCH=on for this command, for serve and for retrain")
         require_policy(opened, chosen.policy)
-        browse, cursor = opened.browse, None
-        if after is not None:
-            (start,) = browse.summaries([_the_run(opened, after)])
-            # A page begins after a trajectory and not at a number, so that new ones shift no page.
-            cursor = (start.last_call_at, start.id)
-        if sort == "newest":
-            found = [key for _, key in browse.ids(chosen, after=cursor, limit=limit)]
-        else:
-            found = browse.worst(chosen, sort, limit=limit)
-        summaries = browse.summaries(found, openings=True)
-        matching, held = browse.count(chosen), browse.count(store.Filter())
+        ids, matching, found = listing.page(opened, chosen)
+        summaries = opened.browse.summaries(ids, openings=True)
+        held = opened.browse.count(store.Filter())
     shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
-    if project.answered({"trajectories": shown, "matching": matching, "held": held}):
+    facts = {"trajectories": shown, "matching": matching, "held": held}
+    if project.answered(facts | ({"search": {"lag": found.lag, "more": found.more}} if found is not None else {})):
         return
     if not summaries:
         none = f"none of {held} trajectories matches"
         if not held:
             none = "no trajectories are recorded yet; run your agent with art_patch.patch()"
-        output.stdout().print("no more" if after is not None and matching else none)
-        return
-    _print_list(summaries, now=time.time(), slowest=sort == "latency" or chosen.slower_than_s is not None)
-    if len(summaries) < matching:
-        note = f"\n{len(summaries)} of {matching}"
+        output.stdout().print("no more" if listing.after is not None and matching else none)
+    else:
+        _print_list(summaries, now=time.time(), slowest=listing.sort == "latency" or chosen.slower_than_s is not None)
+    notes: list[str] = []
+    if summaries and len(summaries) < matching:
+        note = f"{len(summaries)} of {matching}"
         # The last id is shown whole: it is what the next command needs.
-        note += f"; older ones: --after {summaries[-1].id}" if len(summaries) == limit and sort == "newest" else ""
-        output.say(note, style="dim")
+        whole = len(summaries) == listing.limit and listing.sort == "newest"
+        notes.append(f"{note}; older ones: --after {summaries[-1].id}" if whole else note)
+    if found is not None and found.more:
+        notes.append("only the newest calls that say it were looked at; --until looks at older ones")
+    if found is not None and found.lag:
+        notes.append(_lag(found.lag))
+    for number, note in enumerate(notes):
+        output.say(f"{'' if number else chr(10)}{note}", style="dim")
+
+
+def _lag(calls: int) -> str:
+    number = f"{calls:,}" if calls <= store.MOST_COUNTED else f"more than {store.MOST_COUNTED:,}"
+    lacks = f"the index lacks the newest {number} calls" if calls != 1 else "the index lacks the newest call"
+    return f"{lacks}; the same search again, `art-patch serve` and `art-patch retrain` go on"
 
 
 @command

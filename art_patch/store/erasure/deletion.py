@@ -28,6 +28,7 @@ from art_patch.store.erasure.collect import (
 from art_patch.store.ledger.decisions import control_of, set_control
 from art_patch.store.queries.read import DELETED, spent
 from art_patch.store.schema import tables
+from art_patch.store.search import index
 from art_patch.types import COPIES, ENGINE_FULL
 
 # Called with the number of deleted trajectories, and with the number to delete in all.
@@ -108,8 +109,9 @@ class Deletion:
                 collect_blobs(self._database)
 
     def finish(self) -> None:
-        """Delete the shared content that the last transactions may have orphaned and did not check yet."""
+        """Delete the shared content that the last transactions may have orphaned and did not check yet, and words."""
         self._counts["messages"] += collect(self._database)["nodes"]
+        index.merge(self._database)
 
     def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:
         """Delete until the time is over, at least one step; remove the deleted ids from `left`."""
@@ -138,6 +140,7 @@ class Deletion:
         calls = connection.execute(_SOME_CALLS, {"trajectories": ids}).all()
         if calls:
             keys = {"calls": [call.id for call in calls]}
+            index.forget(connection, keys["calls"])  # while their messages are there
             pending.add("nodes", connection.scalars(_ANSWERS, keys))
             pending.add("nodes", (call.prompt for call in calls))
             pending.add("token_blocks", (call.prompt_block for call in calls))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Subquery, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Subquery, Text, and_, cast, exists, func, or_, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import load_calls, rows_in
@@ -151,9 +151,7 @@ class Browser(Part):
         """
         slowest = select(func.max(_C.duration_ms)).where(_C.trajectory_id == _T.id).scalar_subquery()
         value = _reward() if by == "reward" else -slowest
-        moment = func.coalesce(_T.last_call_at, _T.started_at)
-        query = select(value.label("value"), _T.id).where(*_conditions(filter), *_within(moment, filter))
-        found = query.subquery().c
+        found = matching(filter).add_columns(value.label("value")).subquery().c
         ordered = select(found.value, found.id).where(found.value.is_not(None)).order_by(found.value, found.id.desc())
         with self._database.read() as connection:
             if among is None:
@@ -164,10 +162,7 @@ class Browser(Part):
     def count(self, filter: Filter) -> int:
         """Return how many trajectories in the store match the filter."""
         with self._database.read() as connection:
-            # A trajectory without calls counts by its start, as in `ids`.
-            moment = func.coalesce(_T.last_call_at, _T.started_at)
-            query = select(func.count()).select_from(tables.trajectories)
-            return connection.scalar(query.where(*_conditions(filter), *_within(moment, filter))) or 0
+            return connection.scalar(matching(filter).with_only_columns(func.count())) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
         """Return a page of groups after the id `after`, as (id, scenario, `how`, ids of the matching trajectories)."""
@@ -294,6 +289,12 @@ def _reward() -> ColumnElement[float | None]:
         mine.where(_S.name == "ruler", _S.source == "ruler", _S.group_id == _T.group_id),
     )
     return func.coalesce(*(rule.correlate(tables.trajectories).scalar_subquery() for rule in rules))
+
+
+def matching(filter: Filter) -> Select[Any]:
+    """Return the query for the ids of all trajectories that match the filter."""
+    moment = func.coalesce(_T.last_call_at, _T.started_at)  # a trajectory without calls counts by its start
+    return select(_T.id).where(*_conditions(filter), *_within(moment, filter))
 
 
 def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:

@@ -15,10 +15,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import JSON, Column, Float, Index, Integer, LargeBinary, Table, Text
+from sqlalchemy.dialects.postgresql import TSVECTOR
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown. Revisions that begin
 # with the same two digits only add to the schema, so apps of this release may write to a store of a later one.
-HEAD = "0004"
+HEAD = "0005"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
@@ -160,6 +161,19 @@ choices = _table(
     call_id=_key(Text), index=_key(_Count), answer=_Hash, finish_reason=_null(Text),
     token_ids=_null(LargeBinary), logprobs=_null(LargeBinary),
 )  # fmt: skip
+
+# Entries of the search index. FTS5 holds their words on SQLite, this table on PostgreSQL; see `search/index.py`.
+search_calls = Table(
+    "search_calls",
+    metadata,
+    Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    _scope("project_id", True),  # behind the id: the integrity check of SQLite 3.40 takes another order for damage
+    Column("call_id", Text, nullable=False),
+    Column("words", Text().with_variant(TSVECTOR, "postgresql")),
+    Index("search_calls_call", "project_id", "call_id", unique=True),
+    Index("search_calls_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
+    sqlite_with_rowid=False,  # its rows are small, and found by both keys
+)
 
 scenarios = _table("scenarios", key=_key(Text), held_out=sa.Boolean, first_seen_at=Float)
 
