@@ -17,7 +17,7 @@ from art_patch.policies import MANIFEST
 from art_patch.rewards import Judge
 from art_patch.training import LossConfig
 from art_patch.types import Score
-from tests.support.cycles import TRAINING, Place, rewarded_traffic
+from tests.support.cycles import TRAINING, Place, reward, rewarded_traffic
 
 
 def again(place: Place, name: str = "agent@1", **how: Any) -> Reproduction:
@@ -49,7 +49,7 @@ def learn(place: Place, judge: Judge, **train: Any) -> None:
     [
         {"lora_dropout": 0.1},
         {"anchor_weight": 0.5, "loss": LossConfig(kl_coefficient=0.1), "reference": "champion"},
-        {"max_drift_nats": 0.3, "minibatches": 2, "lr_schedule": "cosine", "max_kl_nats": 0.01},
+        {"minibatches": 2, "lr_schedule": "cosine", "max_kl_nats": 0.01, "processes": 2},
     ],
 )
 def test_an_update_made_again_gives_the_same_weights(place: Place, judge: Judge, train: dict[str, Any]):
@@ -73,10 +73,23 @@ def test_a_second_update_starts_from_its_parent_again(place: Place, judge: Judge
     assert place.champion == "agent@2"
     found = again(place, "agent@2")
     assert (found.equal, manifest_of(place, "agent@2")["parent"]) == (True, "agent@1")
-    # One that is a little off is not equal.
     shutil.rmtree(place.adapters / "agent@1")
     assert list(why_not(place, "agent@2")) == ["files_of_parent"]
     assert list(why_not(place)) == ["files_of_own"]
+
+
+def test_runs_that_were_too_far_are_left_out_again(place: Place, judge: Judge):
+    learn(place, judge)
+    place.traffic("agent@1", seed=1, siblings=3)
+    place.traffic("agent@0", seed=2, siblings=3)  # of the same tasks, so they are siblings
+    reward(place)
+    config = replace(TRAINING.train, epochs=1, max_drift_nats=0.05)
+    place.cycle(judge, replace(TRAINING, train=config))
+    policy = place.store.ledger.policy("agent@2")
+    assert policy is not None
+    assert policy.metrics["train"]["far_rows"] > 0 and policy.metrics["train"]["trained_rows"] > 0
+    found = again(place, "agent@2")
+    assert (found.equal, found.why_not) == (True, {})
 
 
 def test_what_was_erased_is_named_by_its_digest_and_nothing_of_it_stays(place: Place, judge: Judge):
