@@ -190,7 +190,7 @@ def watch_once(
     # Two processes may reach this line with the same verdict. The ledger refuses the second move.
     try:
         if act:
-            outcome, reason = _act_on_watch(store, engine, challenger, verdict, who, moved_at)
+            outcome, reason = _act_on_watch(store, engine, challenger, state, verdict, who, moved_at)
         else:
             outcome, reason = "goes on", verdict.reason + _WOULD.get(verdict.action, "")
     except TransitionError as error:
@@ -231,21 +231,22 @@ def control_once(
 
 
 def _act_on_watch(
-    store: Store, engine: EngineClient | None, challenger: str, verdict: promotion.WatchVerdict, who: str,
-    moved_at: Callable[[], float | None],
+    store: Store, engine: EngineClient | None, challenger: str, state: PolicyState, verdict: promotion.WatchVerdict,
+    who: str, moved_at: Callable[[], float | None],
 ) -> tuple[WatchOutcome, str]:  # fmt: skip
     metrics = {"watch": dict(verdict.metrics) | {"verdict": verdict.action}}
     if verdict.action == "go on":
         if verdict.percent is not None:
             store.ledger.move(
-                challenger, "canary", who=who, reason=verdict.reason, percent=verdict.percent, now=moved_at()
-            )
+                challenger, "canary", who=who, reason=verdict.reason, percent=verdict.percent, was="canary",
+                now=moved_at(),
+            )  # fmt: skip
         return "goes on", verdict.reason
     if verdict.action == "promote":
         if engine is None:
             return "goes on", f"it has won, and no engine is up to prove it: {verdict.reason}"
         promotion.promote(
-            store.ledger, engine, challenger, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
+            store.ledger, engine, challenger, was=state, who=who, reason=verdict.reason, metrics=metrics, now=moved_at()
         )
         return "promoted", verdict.reason
     # The end of a test needs no engine: apps follow the route in the store. So a bad challenger is stopped even now.

@@ -58,7 +58,7 @@ def ensure_loaded(engine: EngineClient, name: str) -> None:
 
 def promote(
     ledger: store.Ledger, engine: EngineClient, name: str, *, state: Literal["champion", "learner"] = "champion",
-    who: str, reason: str, metrics: JSON | None = None, now: float | None = None,
+    who: str, reason: str, metrics: JSON | None = None, was: PolicyState | None = None, now: float | None = None,
 ) -> Policy:  # fmt: skip
     """Make a policy champion once the engine serves it, else raise `EngineError`; unload policies no longer needed.
 
@@ -66,13 +66,14 @@ def promote(
     upstream's place begins with a control group.
 
     A retired policy does not become champion in this way (`TransitionError`): it is tested again, or gone back to. An
-    imported candidate is tested first, too.
+    imported candidate is tested first, too. Nor does one that is not what it `was` when the caller decided, or that
+    somebody else moves while it is proven.
     """
-    check_promotion(ledger, name, state)
+    was = was or check_promotion(ledger, name, state).state
     ensure_loaded(engine, name)
     if state == "champion" and ledger.champion() is None:
         ledger.begin_control_group(CONTROL_PERCENT, who=who, now=now)
-    policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, now=now)
+    policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, was=was, now=now)
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):
@@ -105,9 +106,9 @@ def challenge(
 
     `EngineError` if it cannot be served, and nothing has changed; `ConfigError` if `percent` does not fit the state.
     """
-    check_promotion(ledger, name, state)
+    was = check_promotion(ledger, name, state).state
     ensure_loaded(engine, name)
-    return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent)
+    return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent, was=was)
 
 
 def change_share(ledger: store.Ledger, name: str, percent: float, *, who: str, reason: str) -> Policy:
@@ -115,7 +116,7 @@ def change_share(ledger: store.Ledger, name: str, percent: float, *, who: str, r
     policy = ledger.policy(name)
     if policy is not None and policy.state != "canary":
         raise TransitionError(f"{name} is {policy.state} and has no share of the sessions; only a canary has one")
-    return ledger.move(name, "canary", who=who, reason=reason, percent=percent)
+    return ledger.move(name, "canary", who=who, reason=reason, percent=percent, was="canary")
 
 
 def give_up(

@@ -335,6 +335,27 @@ def test_an_undecided_comparison_with_an_earlier_model_makes_the_next_one_no_har
     assert compare_learner(run, store.ledger.learner()) is not None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("right", "percent"), [(0.99, 50.0), (0.8, 5.0)])
+def test_who_ended_a_test_while_it_was_looked_at_is_not_overruled(
+    store: Store, monkeypatch: pytest.MonkeyPatch, right: float, percent: float
+):
+    """The policy learns on, and from there it may be tested again, or serve: as somebody decides, and not the look."""
+    from art_patch.promotion import give_up
+
+    seen = store.evidence.arm_traffic
+
+    def overtaken(**which: Any) -> Any:
+        found = seen(**which)
+        assert give_up(store.ledger, None, who="somebody", reason="complaints") == LEARNER
+        return found
+
+    monkeypatch.setattr(store.evidence, "arm_traffic", overtaken)
+    report = canary(store, right, percent=percent)
+    assert (report.outcome, "somebody else" in report.reason) == ("nothing to watch", True), report
+    route = store.ledger.route()
+    assert (route.champion, route.challenger, route.learner) == (None, None, LEARNER)
+
+
 def test_an_operators_share_of_the_control_group_stays(store: Store):
     store.ledger.set_control_group(0, who="me")
     canary(store, 0.99)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,67 @@ def test_who_was_promoted_meanwhile_is_not_given_up(store: Store):
         give_up(Late(), None, who="me", reason="worse")  # type: ignore[arg-type]
     champion = store.ledger.champion()
     assert champion is not None and champion.name == "agent@1"
+
+
+class Slow(Engine):
+    """While a policy is proven, somebody else does something."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def chat(self, **body: Any) -> dict[str, Any]:
+        self._meanwhile()
+        return super().chat(**body)
+
+
+def test_a_rollback_while_the_policy_is_proven_is_not_overruled(store: Store):
+    def give_it_up() -> None:
+        assert give_up(store.ledger, None, who="somebody", reason="rude") is not None
+
+    promote(store.ledger, Engine(), "agent@1", who="me", reason="won")
+    promote(store.ledger, Engine(), "agent@2", who="me", reason="won")
+    challenge(store.ledger, Engine(), "agent@1", state="canary", percent=5, who="me", reason="again")
+    with pytest.raises(TransitionError, match=r"agent@1 is retired and was canary: somebody else"):
+        promote(store.ledger, Slow(give_it_up), "agent@1", who="me", reason="won again")
+    store.ledger.move("agent@2", "learner", who="me", reason="worse than upstream")
+    challenge(store.ledger, Engine(), "agent@2", state="canary", percent=5, who="me", reason="beside upstream")
+    with pytest.raises(TransitionError, match=r"agent@2 is learner and was canary: somebody else"):
+        promote(store.ledger, Slow(give_it_up), "agent@2", who="me", reason="won")
+    with pytest.raises(TransitionError, match=r"agent@3 is canary and was candidate: somebody else"):
+        challenge(
+            store.ledger,
+            Slow(lambda: store.ledger.move("agent@3", "canary", who="somebody", reason="all", percent=50)),
+            "agent@3", state="canary", percent=5, who="me", reason="try",
+        )  # fmt: skip
+    assert store.ledger.route().champion is None
+    assert store.ledger.route().challenger_percent == 50
+
+
+def test_a_champion_who_was_retired_once_is_not_retired_by_the_end_of_its_test(store: Store):
+    follow(store, 1, 2)
+    challenge(store.ledger, Engine(), "agent@1", state="canary", percent=5, who="me", reason="again")
+    promote(store.ledger, Engine(), "agent@1", who="somebody", reason="won")
+    with pytest.raises(TransitionError, match="agent@1 is champion, and no test of it is running"):
+        store.ledger.end_test("agent@1", who="me", reason="worse")
+    assert store.ledger.route().champion == "agent@1"
+
+
+def test_a_share_does_not_begin_a_test_that_somebody_else_has_ended(store: Store):
+    store.ledger.move("agent@0", "learner", who="me", reason="upstream answers")
+    store.ledger.move("agent@0", "canary", who="me", reason="try", percent=5)
+    canary = store.ledger.policy("agent@0")
+    give_up(store.ledger, None, who="somebody", reason="worse")
+
+    class Late:
+        """The ledger as it looked a moment ago."""
+
+        policy = staticmethod(lambda _: canary)
+        move = store.ledger.move
+
+    with pytest.raises(TransitionError, match="agent@0 is learner and was canary"):
+        change_share(Late(), "agent@0", 20, who="me", reason="more")  # type: ignore[arg-type]
+    assert store.ledger.route().challenger is None
 
 
 def follow(store: Store, *steps: int | str) -> list[str]:

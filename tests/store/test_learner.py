@@ -157,3 +157,12 @@ def test_where_all_were_rejected_nobody_is_told_to_start_a_server_that_changes_n
     assert place.ledger.leader() is None
     assert "`art-patch serve --name NEW` begins anew" in why_none_serves(place)
     assert place.ledger.add_base("new@0", "/base", "ff", who="test", upstream_answers=True).state == "learner"
+
+
+def test_two_people_who_end_a_test_at_once_reject_nothing(place: Store):
+    """The second one has read the same test, and a learner may be rejected."""
+    move(place, "agent@0", "canary", percent=5)
+    assert place.ledger.end_test("agent@0", who="ada", reason="worse").state == "learner"
+    with pytest.raises(TransitionError, match="agent@0 is learner, and no test of it is running"):
+        place.ledger.end_test("agent@0", who="bob", reason="worse")
+    assert states(place)["agent@0"] == "learner"

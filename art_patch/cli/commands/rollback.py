@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from art_patch import promotion, store, types
@@ -10,6 +11,7 @@ from art_patch.cli.commands.policies import REASON, find_engine, unload
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
+from art_patch.errors import TransitionError
 from art_patch.settings import Settings
 
 
@@ -70,7 +72,9 @@ def _answering(ledger: store.Ledger) -> str:
 def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, reason: str) -> str | None:
     """End the test, if there is one, and let `to` answer; return the name of the policy whose test has ended."""
     # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
-    ended = promotion.give_up(ledger, None, who=who, reason=reason)
+    ended = None
+    with suppress(TransitionError):  # somebody else has just ended it, or promoted the policy
+        ended = promotion.give_up(ledger, None, who=who, reason=reason)
     # So also if a server has promoted the tested policy in this moment.
     if _answering(ledger) != to:
         # A rollback is urgent: an engine that takes longer than a second is not waited for.

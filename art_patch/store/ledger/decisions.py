@@ -118,11 +118,16 @@ def insert_policy(connection: Connection, policy: Policy, who: str, reason: str)
     _note_move(connection, policy.name, None, policy.state, Cause(who, reason, policy.created_at, policy.metrics))
 
 
-def move(connection: Connection, name: str, state: PolicyState, cause: Cause, percent: float | None = None) -> Policy:
+def move(
+    connection: Connection, name: str, state: PolicyState, cause: Cause, percent: float | None = None,
+    was: PolicyState | None = None,
+) -> Policy:  # fmt: skip
     """Change a policy's state inside the caller's transaction, with the effects and errors of `Ledger.move`."""
     policy = policy_of(connection, name)
     if policy is None:
         raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    if was not in (None, policy.state):
+        raise TransitionError(f"{name} is {policy.state} and was {was}: somebody else has decided on it meanwhile")
     check_move(name, policy.state, state)
     _check_share(state, percent)
     # Read before anything is written: afterwards this policy may be one of them.
@@ -161,6 +166,15 @@ def move(connection: Connection, name: str, state: PolicyState, cause: Cause, pe
     if state == "rejected" and champion is None and policy.state in ("learner", "canary"):
         _learn_on(connection, policy, cause)
     return moved
+
+
+def end_test(connection: Connection, name: str, cause: Cause) -> Policy:
+    """End a policy's test inside the caller's transaction, as `Ledger.end_test`."""
+    policy = policy_of(connection, name)
+    # What ends a test would retire a champion, or reject a learner for good: what two who end one test at once make.
+    if policy is not None and policy.state not in CHALLENGERS:
+        raise TransitionError(f"{name} is {policy.state}, and no test of it is running; nothing to end")
+    return move(connection, name, after_test(connection, name), cause)
 
 
 def after_test(connection: Connection, name: str) -> PolicyState:

@@ -188,16 +188,9 @@ class Ledger(Part):
                 _keep_rows(connection, rows, its)
 
     def move(
-        self,
-        name: str,
-        state: PolicyState,
-        *,
-        who: str,
-        reason: str,
-        metrics: JSON | None = None,
-        percent: float | None = None,
-        now: float | None = None,
-    ) -> Policy:
+        self, name: str, state: PolicyState, *, who: str, reason: str, metrics: JSON | None = None,
+        percent: float | None = None, was: PolicyState | None = None, now: float | None = None,
+    ) -> Policy:  # fmt: skip
         """Change the state of a policy, and the route with it, in one transaction.
 
         If the policy becomes champion, the old champion is retired, and the route sends calls to the new one. If the
@@ -221,16 +214,18 @@ class Ledger(Part):
             metrics: the numbers behind the decision. They are stored with the state change and added to the policy's
                 metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
+            was: the state that the caller has decided on; given, no other state is changed.
 
         Raises:
             NotFound: if there is no such policy.
-            TransitionError: if `types.MOVES` does not allow the change, if there is no champion to test against, if
-                another policy is under test, or if the canary has this share already.
+            TransitionError: if `types.MOVES` does not allow the change, if the policy is not what it `was` any more, if
+                there is no champion to test against, if another policy is under test, or if the canary has this share
+                already.
             ConfigError: if `percent` is missing for `canary`, or given for another state.
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
-            return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent)
+            return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent, was)
 
     def end_test(
         self, name: str, *, who: str, reason: str, metrics: JSON | None = None, now: float | None = None
@@ -241,7 +236,7 @@ class Ledger(Part):
         """
         cause = Cause(who, reason, time.time() if now is None else now, metrics or {})
         with self._deciding() as connection:
-            return decisions.move(connection, name, decisions.after_test(connection, name), cause)
+            return decisions.end_test(connection, name, cause)
 
     def after_test(self, name: str) -> PolicyState:
         """Return what a policy under test would become without winning: `learner`, `retired` or `rejected`."""
