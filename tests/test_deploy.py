@@ -270,6 +270,25 @@ def test_a_container_without_a_secret_makes_a_key_and_keeps_it(tmp_path: Path):
     assert len(keys[0]) == 2
 
 
+def test_containers_that_start_together_read_one_key(tmp_path: Path):
+    """Each container counts its own process ids, so that those of all are the same."""
+    alone = ["unshare", "--pid", "--fork"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a namespace of process ids")
+    variables = {"PATH": os.environ["PATH"], "API_KEY_SECRET": str(tmp_path / "none")}
+    for number in range(5):
+        home = tmp_path / str(number)
+        home.mkdir()
+        command = [*alone, str(DEPLOY / "entrypoint.sh"), "cat", str(home / "api.key"), str(home / "proxy.key")]
+        begun = [
+            subprocess.Popen(command, env=variables | {"ART_PATCH_HOME": str(home)}, stdout=subprocess.PIPE)
+            for _ in range(12)
+        ]
+        read = {process.communicate(timeout=60)[0] for process in begun}
+        assert read == {(home / "api.key").read_bytes() + (home / "proxy.key").read_bytes()}
+        assert len(read.pop()) == 128
+
+
 def test_a_secret_is_taken_whatever_its_mode(tmp_path: Path):
     secret = tmp_path / "secret"
     for text in ("first", "second"):

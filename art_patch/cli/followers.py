@@ -84,9 +84,19 @@ def followed(opened: store.Store, settings: Settings, *, wait: Wait, dry: DryRun
         route, follow, others = opened.ledger.route(), list[str](), list[str]()
         # As apps see it: without a champion, the learner gets copies of their calls.
         challenger = route.challenger or (None if route.champion else route.learner)
-        wanted = {"champion": route.champion, "challenger": challenger} | ({"mode": route.mode} if route.mode else {})
+        wanted: types.JSON = {"champion": route.champion, "challenger": challenger}
+        shares: types.JSON = {
+            "challenger_percent": route.challenger_percent or 0.0,
+            "control_percent": route.control_percent,
+        }
+        shares |= {"challenger_state": route.challenger_state} if route.challenger else {}
+        # Without one in the store, each app goes by its own.
+        wanted |= {} if route.mode is None else {"mode": route.mode}
+        shares |= {} if route.canary_percent is None else {"canary_percent": route.canary_percent}
         for app in opened.read.apps(since=since):
             does = all(app.facts.get(name) == value for name, value in wanted.items())
+            # An app of an older release does not tell its shares.
+            does = does and all(app.facts.get(name, value) == value for name, value in shares.items())
             (follow if does else others).append(app.id)
         if not (waits and others) or time.monotonic() > until:
             return Followers(tuple(follow), tuple(others), settings.poll_interval_s, waits, dry.dry_run)

@@ -38,7 +38,8 @@ FIRST_ROOM = 100
 REPORT_EVERY_S = 10.0
 REPORT_AT_LEAST_EVERY_S = 60.0
 # What `art-patch promote`, `rollback`, `reject` and `mode` change.
-FOLLOWED = ("mode", "champion", "challenger")
+SHARES = ("canary_percent", "challenger_percent", "control_percent")
+FOLLOWED = ("mode", "champion", "challenger", "challenger_state", *SHARES)
 
 _HOST = socket.gethostname()
 
@@ -228,7 +229,8 @@ class Runtime:
             return
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
-        now, facts = time.monotonic(), self._facts(self)
+        now, shares = time.monotonic(), {name: getattr(self.target, name) for name in SHARES}
+        facts = {**self._facts(self), **shares}
         reported_at, reported = self._reported
         wait_s = REPORT_AT_LEAST_EVERY_S if facts == reported else REPORT_EVERY_S
         if now - reported_at < wait_s and all(facts.get(name) == reported.get(name) for name in FOLLOWED):

@@ -81,8 +81,11 @@ def promote(
     return policy
 
 
-def check_promotion(ledger: store.Ledger, name: str, state: PolicyState) -> Policy:
-    """Return the policy; raise `NotFound`, or `TransitionError` if it may not become `state` by a promotion."""
+def check_promotion(ledger: store.Ledger, name: str, state: PolicyState, *, percent: float | None = None) -> Policy:
+    """Return the policy; raise `NotFound`, or `TransitionError` if it may not become `state` by a promotion.
+
+    For a test, on `percent` of the sessions, also if it cannot begin as things are.
+    """
     if (policy := ledger.policy(name)) is None:
         raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
     # Better policies may have come after it, and what users ask may have changed since it served.
@@ -95,6 +98,8 @@ def check_promotion(ledger: store.Ledger, name: str, state: PolicyState) -> Poli
             f"`art-patch promote {name} --canary 5`"
         )
     check_move(name, policy.state, state)
+    if state in CHALLENGERS:
+        ledger.check_test(policy, state, percent)
     return policy
 
 
@@ -106,7 +111,7 @@ def challenge(
 
     `EngineError` if it cannot be served, and nothing has changed; `ConfigError` if `percent` does not fit the state.
     """
-    was = check_promotion(ledger, name, state).state
+    was = check_promotion(ledger, name, state, percent=percent).state
     ensure_loaded(engine, name)
     return ledger.move(name, state, who=who, reason=reason, metrics=metrics, percent=percent, was=was)
 

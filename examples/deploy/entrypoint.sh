@@ -12,14 +12,15 @@ provide() { # SECRET KEY
         echo "entrypoint: user $(id -u) cannot read $1; make it readable: it is copied to $2, mode 600" >&2
         exit 2
     fi
+    new=$(mktemp "$2.XXXXXX") # not by the process id: it is the same one in each container
     if [ -r "$1" ]; then
-        cat "$1" >"$2.$$" && mv "$2.$$" "$2"
+        cat "$1" >"$new" && mv "$new" "$2"
     elif [ ! -s "$2" ]; then
+        head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$new"
         # `ln` fails where another container was quicker: all use the first one.
-        head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$2.$$"
-        ln "$2.$$" "$2" 2>/dev/null || true
-        rm -f "$2.$$"
+        ln "$new" "$2" 2>/dev/null || true
     fi
+    rm -f "$new"
 }
 
 provide "${API_KEY_SECRET:-/run/secrets/art_patch_api_key}" "${ART_PATCH_HOME:-/data}/api.key"

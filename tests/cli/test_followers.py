@@ -60,6 +60,13 @@ def test_one_waits_until_the_apps_have_followed(home: Path, app: subprocess.Pope
     for mode in ("record", "off", "shadow"):
         told = json.loads(art_patch("mode", mode, "--wait", "--json", home=home).stdout)
         assert (told["mode"], told["apps"], told["followed"], told["not_followed"]) == (mode, 1, [report.id], [])
+    for percent, control in (("20", "1"), ("40", "0")):
+        told = art_patch("mode", "canary", "--percent", percent, "--control", control, "--wait", "--json", home=home)
+        assert json.loads(told.stdout)["followed"] == [report.id]
+        with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+            (newest,) = store.read.apps(since=0.0)
+        shares = (newest.facts["canary_percent"], newest.facts["control_percent"])
+        assert shares == (float(percent), float(control)), "the shares are followed too, not the mode alone"
     shown = art_patch("mode", "off", "--wait", home=home)
     assert (shown.returncode, shown.stdout) == (0, "mode of default: off; 1 of 1 app process follows\n")
 
@@ -79,6 +86,18 @@ def test_who_does_not_follow_is_named(home: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.follow, found.others) == (("web:1",), ("web:2",))
     assert found.words() == "1 of 2 app processes follow; not yet, or gone: web:2"
     assert found.facts() == {"apps": 2, "dry_run": False, "followed": ["web:1"], "not_followed": ["web:2"]}
+    with closing(open_store(settings.store_url)) as store:
+        store.ledger.set_mode("canary", canary_percent=20, who="test")
+        store.ledger.set_control_group(5, who="test")
+        same = {"mode": "canary", "champion": None, "challenger": None, "challenger_state": None}
+        store.write([
+            AppReport("web:1", now, same | {"canary_percent": 20.0, "control_percent": 5.0}),
+            AppReport("web:2", now, same | {"canary_percent": 5.0, "control_percent": 5.0}),
+            AppReport("web:4", now, same | {"canary_percent": 20.0, "control_percent": 0.0}),
+            AppReport("web:5", now, same),  # of a release that does not tell its shares
+        ])  # fmt: skip
+        later = followers.followed(store, settings, wait=followers.Wait(True), dry=followers.DryRun())
+    assert (later.follow, later.others) == (("web:1", "web:5"), ("web:2", "web:4"))
     with pytest.raises(followers.typer.Exit) as ended:
         found.end()
     assert ended.value.exit_code == 1

@@ -157,6 +157,29 @@ def test_no_secret_and_no_text_of_a_user_is_in_a_line(capsys: pytest.CaptureFixt
     assert len(lines_of(capsys, log_level="debug")) == len(said) + 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ('token is "abc123", not', 'token is "***", not'),
+        ('password: hunter2", "event": "rollback', 'password: ***", "event": "rollback'),
+        ("token: \nand \x1b[31m more", "token: \n*** \x1b[31m more"),
+        ('api_key="abc', 'api_key="***'),
+        ("it ends so: C:\\secret=\\", "it ends so: C:\\secret=***"),
+    ],
+)
+def test_a_secret_in_a_reason_neither_breaks_a_line_in_json_nor_forges_a_field(
+    capsys: pytest.CaptureFixture[str], reason: str, said: str
+):
+    """What an operator writes is in the line; a secret is taken out before it is quoted, not after."""
+    with Log(log_format="json"):
+        event(
+            "test", "it is decided", event="decision", reason=reason, api_key="hunter2", secret=None, more=["Bearer x"]
+        )
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["event"], line["reason"]) == ("decision", said)
+    assert (line["api_key"], line["secret"], line["more"]) == ("***", None, ["Bearer ***"])
+
+
 def test_a_breaker_tells_once_that_it_opens_and_that_it_closes(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     breaker = Breaker(failures=2, of="challenger")

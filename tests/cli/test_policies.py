@@ -81,7 +81,11 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
         "apps": 0,
         "dry_run": False,
     }
-    says(art_patch("promote", "agent@2", "--shadow", home=home), 14, "agent@1 is canary already", "rollback")
+    for dry in ([], ["--dry-run"]):
+        says(art_patch("promote", "agent@2", "--shadow", *dry, home=home), 14, "agent@1 is canary already", "rollback")
+        says(
+            art_patch("promote", "agent@1", "--canary", "5", *dry, home=home), 14, "answers 5 % of the sessions already"
+        )
     assert states(home) == {"agent@0": ("champion", 95.0), "agent@1": ("canary", 5.0), "agent@2": ("candidate", None)}
     shown = art_patch("policies", home=home).stdout.splitlines()
     assert [line.split()[:3] for line in shown[1:]] == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from art_patch.errors import EngineError, StoreError, TransitionError
-from art_patch.promotion import challenge, promote, reject, unwanted, wanted
+from art_patch.promotion import challenge, check_promotion, promote, reject, unwanted, wanted
 from art_patch.promotion.transitions import change_share, give_up, rollback
 from art_patch.store import Store, open_store
 from art_patch.types import Policy
@@ -39,6 +39,21 @@ def test_a_challenger_is_proven_before_the_route_names_it(store: Store):
     assert store.ledger.route().challenger == "agent@1"
     with pytest.raises(StoreError, match="art-patch policies"):
         challenge(store.ledger, engine, "agent@9", state="shadow", who="me", reason="try")
+
+
+def test_a_test_that_cannot_begin_is_refused_before_anything_is_loaded(store: Store):
+    engine = Engine()
+    challenge(store.ledger, engine, "agent@1", state="canary", percent=5, who="me", reason="try")
+    for name, percent, words in (("agent@2", 5, "agent@1 is canary already"), ("agent@1", 5, "answers 5 %")):
+        with pytest.raises(TransitionError, match=words):
+            check_promotion(store.ledger, name, "canary", percent=percent)
+        with pytest.raises(TransitionError, match=words):
+            challenge(store.ledger, engine, name, state="canary", percent=percent, who="me", reason="try")
+    assert engine.served == ["agent@0", "agent@1"]
+    store.ledger.move("agent@1", "champion", who="me", reason="won")
+    store.ledger.move("agent@1", "learner", who="me", reason="worse than upstream")
+    with pytest.raises(TransitionError, match="no champion serves"):
+        check_promotion(store.ledger, "agent@2", "shadow")
 
 
 def test_what_is_retired_serves_by_a_test_or_a_rollback_alone(store: Store):

@@ -60,8 +60,7 @@ def promote(
         state = "shadow" if shadow else "champion" if canary is None else "canary"
         tested, before = state != "champion", ledger.route()
         is_canary = canary is not None and (before.challenger, before.challenger_state) == (policy, "canary")
-        if not is_canary:
-            promotion.check_promotion(ledger, policy, state)
+        promotion.check_promotion(ledger, policy, state, percent=canary)
         by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
         why = reason or f"{by_hand} by hand"
         if is_canary and canary is not None:

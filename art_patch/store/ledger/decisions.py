@@ -136,12 +136,10 @@ def move(
     if state == "learner" and champion is not None and champion.name != name:
         raise TransitionError(f"{champion.name} serves, so {name} cannot become the learner, which waits to serve")
     if state in CHALLENGERS:
-        _check_free(name, state, champion, challenger)
+        check_test(connection, policy, state, percent)
         before: JSON = (_route_of(connection).get("challenger") or {}) if policy.state == state else {}
         if state == "canary":
             share = {"percent_before": before.get("percent"), "percent": percent}
-            if before.get("percent") == percent:
-                raise TransitionError(f"{name} answers {percent:g} % of the sessions already; nothing to do")
         # A change of the share continues the test, so `since` stays: evidence is counted from there.
         test = {"policy": name, "state": state, "percent": percent, "since": before.get("since", cause.at)}
         turn_route(connection, {"challenger": test} | ({"learner": None} if policy.state == "learner" else {}))
@@ -216,7 +214,9 @@ def _check_share(state: PolicyState, percent: float | None) -> None:
         raise ConfigError(f"a share of the sessions goes with a canary only, not with {state}")
 
 
-def _check_free(name: str, state: PolicyState, champion: Policy | None, challenger: Policy | None) -> None:
+def check_test(connection: Connection, policy: Policy, state: PolicyState, percent: float | None) -> None:
+    """Raise `TransitionError` if a policy cannot be tested as `state`, on `percent` of the sessions, as things are."""
+    name, champion, challenger = policy.name, champion_of(connection), challenger_of(connection)
     # A canary may be tested against upstream. What a shadow answers, nobody compares with upstream's answers.
     if champion is None and state == "shadow":
         raise TransitionError(
@@ -228,6 +228,9 @@ def _check_free(name: str, state: PolicyState, champion: Policy | None, challeng
             f"{challenger.name} is {challenger.state} already, and one policy is tested at a time; "
             f"`art-patch promote {challenger.name}` or `art-patch rollback` ends its test"
         )
+    before: JSON = _route_of(connection).get("challenger") or {}
+    if state == "canary" == policy.state and before.get("percent") == percent:
+        raise TransitionError(f"{name} answers {percent:g} % of the sessions already; nothing to do")
 
 
 def _put(

@@ -227,6 +227,11 @@ class Ledger(Part):
         with self._deciding() as connection:
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent, was)
 
+    def check_test(self, policy: Policy, state: PolicyState, percent: float | None = None) -> None:
+        """Raise `TransitionError` if `move` would refuse to test this policy as things are now."""
+        with self._database.read() as connection:
+            decisions.check_test(connection, policy, state, percent)
+
     def end_test(
         self, name: str, *, who: str, reason: str, metrics: JSON | None = None, now: float | None = None
     ) -> Policy:
