@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from dataclasses import replace
+
+import sqlalchemy
 
 from art_patch._lib.process import Owner
 from art_patch.store import Server, Store, open_store
@@ -27,6 +31,19 @@ def test_a_server_is_announced_renewed_and_removed(store: Store, url: str):
     assert store.servers.all() == (leaving,)
     assert store.servers.renew(renewed, now=5.0) in store.servers.all(), "it lives, and was thought to have ended"
     assert store.verify() == []
+
+
+def test_a_server_of_a_newer_release_may_tell_more(store: Store, url: str):
+    """Two releases run side by side during an upgrade, and each reads the other's row."""
+    newer = store.servers.announce("http://there:2/v1", B, now=2.0)
+    with closing(sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect()) as connection:
+        its = sqlalchemy.text("SELECT value FROM control WHERE key = 'server b'")
+        row = json.loads(connection.scalar(its))
+        row = {**row, "release": "0.9.0", "owner": {**row["owner"], "user": "ada"}}
+        its = sqlalchemy.text("UPDATE control SET value = :row WHERE key = 'server b'")
+        connection.execute(its, {"row": json.dumps(row)})
+        connection.commit()
+    assert store.servers.all() == (newer,)
 
 
 def test_a_server_leaves_route_and_mode_alone(store: Store):

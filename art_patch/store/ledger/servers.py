@@ -8,6 +8,7 @@ another one takes it over. As with a lease, no decision uses the times; they are
 
 import json
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from sqlalchemy import delete, select
 
@@ -15,6 +16,7 @@ from art_patch._lib.process import Owner
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger.decisions import set_control
 from art_patch.store.schema import tables
+from art_patch.types import JSON
 
 _KEY = "server "  # begins the keys of the rows of `control` that are servers; the owner's id ends them
 
@@ -31,6 +33,11 @@ class Server:
     leaving: bool = False  # whether it is about to stop, and answers until another server has the route
 
 
+def _known(record: type, fields: JSON) -> dict[str, Any]:
+    """Return the fields that this release knows: a server of a newer one may run beside it, and tell more."""
+    return {name: value for name, value in fields.items() if name in record.__slots__}
+
+
 class Servers(Part):
     """Lists, announces, renews and removes the servers of a project."""
 
@@ -40,7 +47,7 @@ class Servers(Part):
         with self._database.read() as connection:
             rows = connection.scalars(select(table.value).where(table.key.startswith(_KEY, autoescape=True))).all()
         found = (json.loads(row) for row in rows)
-        servers = [Server(owner=Owner(**fields.pop("owner")), **fields) for fields in found]
+        servers = [Server(owner=Owner(**_known(Owner, each.pop("owner"))), **_known(Server, each)) for each in found]
         return tuple(sorted(servers, key=lambda server: (server.since, server.owner.id), reverse=True))
 
     def announce(self, base_url: str, owner: Owner, *, now: float) -> Server:
