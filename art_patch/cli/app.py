@@ -32,6 +32,7 @@ from art_patch.cli.commands import (
     retrain,
     rollback,
     run,
+    series,
     serve,
     status,
     store,
@@ -103,6 +104,8 @@ _add(
     store.projects,
     measure.report,
     measure.analytics,
+    series.days,
+    series.scenarios,
     trajectories.history,
     trajectories.diff,
 )

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from art_patch._lib.events import route_turned
 from art_patch._lib.faults import faults
 from art_patch._lib.forking import late_import
+from art_patch._lib.version import __version__
 from art_patch.patching.rewriting.engine_request import EngineClients
 from art_patch.patching.routing.shadow import Shadow
 from art_patch.patching.routing.target import Breaker, Pins, Target, is_alive, resolve
@@ -236,7 +237,8 @@ class Runtime:
         if now - reported_at < wait_s and all(facts.get(name) == reported.get(name) for name in FOLLOWED):
             return
         self._reported = (now, facts)
-        self.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), facts))
+        report = {**facts, "art_patch": __version__}
+        self.recorder.put_record(AppReport(f"{_HOST}:{os.getpid()}", time.time(), report))
 
     def _check_health(self, now: float) -> None:
         """Open the breaker if callers wait for an engine that does not answer its health check."""

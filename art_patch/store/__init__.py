@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
     from art_patch.store.queries.evidence import CONTROL_S
     from art_patch.store.queries.read import APPS_LIVE_S
+    from art_patch.store.queries.series import Day, Promotion, Scenario
     from art_patch.store.queries.usage import Learned
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.search.find import Found

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.browse import Browser
     from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.read import Reader
+    from art_patch.store.queries.series import Series
     from art_patch.store.queries.usage import Reports
     from art_patch.store.search.find import Search
 else:
@@ -38,6 +39,7 @@ class Store:
     search: Search  # finds trajectories by their text, in an index of words
     evidence: Evidence  # queries for the calls and scores of a shadow or canary test, and what users said about runs
     reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
+    series: Series  # numbers by day, by promotion and by scenario
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
     consent: Consent  # says whose runs may be learned from
     leases: Leases  # locks over all machines, so that for example only one process runs a cycle

@@ -27,7 +27,7 @@ from tests.support.postgres import new_server
 COMMANDS = (
     "status", "groups", "groups show zebra-run-group", "groups show shared-group", "history", "report", "analytics",
     "policies", "policies show zebra@1", "policies show agent@1",
-    "reproduce zebra@1", "reproduce agent@1", "cycles", "cycles show c1", "config --json",
+    "reproduce zebra@1", "reproduce agent@1", "cycles", "cycles show c1", "days", "scenarios", "config --json",
     "trajectories list", "trajectories list --user u",
     "trajectories list --search okapi --sort latency", "trajectories list --search same --tool lookup",
     "trajectories list --sort reward", "trajectories list --model okapi-1.5 --slower-than 1ms --error x",

@@ -91,7 +91,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "command",
     [
         "status", "history", "trajectories list", "trajectories show t1", "trajectories show t1 --full",
-        "trajectories show --session \x1b", "groups",
+        "trajectories show --session \x1b", "groups", "days", "scenarios",
         "analytics", "report", "policies", "store stats", "store verify", "doctor", "diff x y", "promote agent@1",
         "reject agent@1 --reason x", "rollback", "mode record", "watch --once", "erase --user nobody --yes",
         "export {home}/out.jsonl --format trajectories", "send tensorboard {home}/board", "retrain",

@@ -21,6 +21,8 @@ KNOWN = {
     "groups": [],
     "groups show": ["g1"],
     "cycles": [],
+    "days": [],
+    "scenarios": [],
     "cycles show": ["c1"],
     "mode": ["record"],
     "promote": ["agent@1"],

@@ -27,6 +27,8 @@ SMALL = {
 READ_WHOLE = {
     *{("read.counts", table) for table in ("calls", "trajectories", "scenarios", "scores", "groups", "judgements")},
     *{("reports.groups", table) for table in ("trajectories", "groups")},
+    *{("series.scenarios", table) for table in ("trajectories", "groups", "scenarios")},
+    ("series.promotions", "judgements"),
     ("read.arrivals", "trajectories"),
     ("browse.count", "trajectories"),
     ("browse.worst", "trajectories"),  # all are compared

@@ -26,7 +26,13 @@ from art_patch.settings import Settings, read_settings, variable_of
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
 _MOST_APPS = 10
-_COUNTS = {"recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed"}
+_COUNTS = {
+    "queued": "queued",
+    "recorded": "recorded",
+    "dropped": "dropped",
+    "fallbacks": "fell back",
+    "shadowed": "shadowed",
+}
 
 
 @command
@@ -312,16 +318,20 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
     shown, others = live[:_MOST_APPS], live[_MOST_APPS:] + [app for app in apps if app not in live]
     output.stdout().print()
     if shown:
-        counts = [key for key in _COUNTS if key == "recorded" or any(app[key] for app in shown)]
+        counts = [key for key in _COUNTS if key == "recorded" or any(app.get(key) for app in shown)]
         names = [_COUNTS[key] for key in counts]
-        table = output.table("app process", "last seen", "mode", *names, right=names, padding=(0, 2, 0, 0))
+        table = output.table("app process", "last seen", "release", "mode", *names, right=names, padding=(0, 2, 0, 0))
         for app in shown:
-            words = (app["id"], f"{output.ago(now - app['at'])} ago", app["mode"], *(app[key] for key in counts))
+            # Apps of earlier releases do not tell all of it.
+            release, numbers = app.get("art_patch", ""), (app.get(key, 0) for key in counts)
+            words = (app["id"], f"{output.ago(now - app['at'])} ago", release, app["mode"], *numbers)
             table.add_row(*map(output.cell, words))
         output.stdout().print(table)
     if others:
         many = output.counted(len(others), "app process", "app processes")
-        sums = ", ".join(f"{sum(app[key] for app in others)} {name}" for key, name in _COUNTS.items())
+        sums = ", ".join(
+            f"{sum(app.get(key, 0) for app in others)} {name}" for key, name in _COUNTS.items() if key != "queued"
+        )
         output.say(f"{many} {'more ' if shown else ''}in the last hour, most of them ended: {sums}", style="dim")
     # By what they say: hundreds of short processes say the same.
     said: dict[str, list[str]] = {}

@@ -150,7 +150,7 @@ class Browser(Part):
         Those without a reward, or without calls, are left out. With `among`, only these ids are looked at.
         """
         slowest = select(func.max(_C.duration_ms)).where(_C.trajectory_id == _T.id).scalar_subquery()
-        value = _reward() if by == "reward" else -slowest
+        value = reward_of() if by == "reward" else -slowest
         found = matching(filter).add_columns(value.label("value")).subquery().c
         ordered = select(found.value, found.id).where(found.value.is_not(None)).order_by(found.value, found.id.desc())
         with self._database.read() as connection:
@@ -240,7 +240,7 @@ class Browser(Part):
         slowest = func.max(_C.duration_ms)
         found: dict[str, dict[str, Any]] = {}
         with self._database.read() as connection:
-            for *values, reward in rows_in(connection, select(*columns, _reward()), _T.id, ids):
+            for *values, reward in rows_in(connection, select(*columns, reward_of()), _T.id, ids):
                 one = dict(zip(names, values, strict=True)) | {"reward": reward}
                 found[one["id"]] = one | {"tags": tuple(one["tags"])}
             numbers_of = _C.trajectory_id, _C.policy
@@ -279,7 +279,7 @@ class Browser(Part):
         return count, tuple(Pair(calls[mine], calls[theirs]) for mine, theirs in keys)
 
 
-def _reward() -> ColumnElement[float | None]:
+def reward_of() -> ColumnElement[float | None]:
     """Return the reward that training uses, as an expression: `rewards.combine` in SQL. Keep both the same."""
     # A stored combination comes first. The combination `ruler` stores nothing; its reward is the judge's score.
     mine = select(_S.value).where(_S.trajectory_id == _T.id).order_by(_S.at.desc(), _S.id.desc()).limit(1)
@@ -334,9 +334,9 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
         trainable = exists().where(mine, _C.untrainable.is_(None))
         yield trainable if filter.trainable else ~trainable
     if filter.min_reward is not None:
-        yield _reward() >= filter.min_reward
+        yield reward_of() >= filter.min_reward
     if filter.max_reward is not None:
-        yield _reward() <= filter.max_reward
+        yield reward_of() <= filter.max_reward
 
 
 def _within(moment: ColumnElement[Any], filter: Filter) -> Iterable[ColumnElement[bool]]:

@@ -88,7 +88,7 @@ SUCCESS = 0.5
 class Reports(Part):
     """Counts for `art-patch report`, `groups`, `policies show` and for metrics."""
 
-    def recent(self, *, since: float) -> tuple[Recent, ...]:
+    def recent(self, *, since: float, until: float = math.inf) -> tuple[Recent, ...]:
         """Return how upstream and each policy have answered since then, upstream first.
 
         The database sums up, in two statements, so that a server may ask while it answers calls.
@@ -96,10 +96,10 @@ class Reports(Part):
         count, ok = func.count(), _C.status == "ok"
         calls = (
             select(_C.policy, count, count.filter(~ok), func.avg(_C.duration_ms).filter(ok))
-            .where(_C.started_at >= since, _C.shadow_of.is_(None))
+            .where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
             .group_by(_C.policy)
         )
-        one = _recent_runs(since)
+        one = _recent_runs(since, until)
         failed, known = one.failed > 0, or_(one.failed > 0, one.reward.is_not(None))
         runs = select(
             one.policy, count, count.filter(known), count.filter(~failed, one.reward >= SUCCESS),
@@ -149,7 +149,7 @@ class Reports(Part):
             changed_at = -math.inf if change is None else change.at
             served, now, fell_back = _calls(connection, since, until, changed_at)
             runs, mixed, outdated = _runs(connection, since, until, changed_at)
-            judge_usd, unpriced = _judge(connection, since, until)
+            judge_usd, unpriced = judge_cost(connection, since, until)
             return Usage(
                 since=since,
                 until=until,
@@ -165,7 +165,7 @@ class Reports(Part):
                 judge_usd=judge_usd,
                 judge_unpriced=unpriced,
                 engine_s=_engine_s(connection, since, until),
-                **_updates(connection, since, until),
+                **updates_in(connection, since, until),
             )
 
     def groups(self) -> GroupStats:
@@ -261,7 +261,7 @@ def _runs(
     return tuple(runs), mixed, outdated
 
 
-def _recent_runs(since: float) -> Any:
+def _recent_runs(since: float, until: float) -> Any:
     """Return the columns of a subquery with a row for each run of one policy: policy, failures and reward."""
     its, newest = _S.trajectory_id == _T.id, (_S.at.desc(), _S.id.desc())
 
@@ -280,7 +280,7 @@ def _recent_runs(since: float) -> Any:
     query = (
         select(func.min(_C.policy).label("policy"), failed.label("failed"), reward.label("reward"))
         .join_from(tables.trajectories, tables.calls, _C.trajectory_id == _T.id)
-        .where(_T.last_call_at >= since, _T.origin.not_in((*COPIES, "imported")))
+        .where(_T.last_call_at >= since, _T.last_call_at < until, _T.origin.not_in((*COPIES, "imported")))
         .group_by(_T.id, _T.group_id)
         .having(
             or_(func.count(_C.policy) == 0, func.count(_C.policy) == func.count()),
@@ -311,7 +311,8 @@ def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[s
     return rewards, {key: values["combined" if "combined" in values else "ruler"] for key, values in judged.items()}
 
 
-def _judge(connection: Connection, since: float, until: float) -> tuple[float, int]:
+def judge_cost(connection: Connection, since: float, until: float) -> tuple[float, int]:
+    """Return what the judge cost in this period in US dollars, and the number of its calls without a price."""
     table = tables.judgements.c
     cost = func.coalesce(func.sum(table.cost_usd), 0.0)
     unpriced = func.coalesce(func.sum(table.calls).filter(table.cost_usd.is_(None)), 0)
@@ -319,7 +320,8 @@ def _judge(connection: Connection, since: float, until: float) -> tuple[float, i
     return float(usd), int(calls)  # PostgreSQL sums whole numbers to decimals
 
 
-def _updates(connection: Connection, since: float, until: float) -> dict[str, Any]:
+def updates_in(connection: Connection, since: float, until: float) -> dict[str, Any]:
+    """Return how many updates this period had, how long they took, and how many of them left no time or no policy."""
     table = tables.policies.c
     trained = select(table.metrics).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
     attempts = _attempts_s(connection, since, until)

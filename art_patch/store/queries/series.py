@@ -1,0 +1,157 @@
+"""Numbers by day, by promotion and by scenario: `art-patch days` and `art-patch scenarios`.
+
+Only what the store has is counted. A call of the judge without a price is counted as such, never as free.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sqlalchemy import func, select
+
+from art_patch.store.backends.database import Part
+from art_patch.store.queries.browse import reward_of
+from art_patch.store.queries.loading import rows_in
+from art_patch.store.queries.usage import Recent, Reports, judge_cost, updates_in
+from art_patch.store.schema import tables
+from art_patch.types import COPIES
+
+_C, _T, _G = tables.calls.c, tables.trajectories.c, tables.groups.c
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A period: who answered how well, fallbacks to upstream, upstream's tokens, and the judge's calls and cost."""
+
+    since: float
+    until: float
+    answered: tuple[Recent, ...]
+    fell_back: int  # calls that upstream answered instead of a policy
+    prompt_tokens: int  # of upstream's calls, as far as it said so
+    completion_tokens: int
+    judge_calls: int
+    judge_tokens: int
+    judge_usd: float
+    judge_unpriced: int  # calls whose price is unknown; `judge_usd` lacks them
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A policy that became champion, and what was spent since the promotion before it, on rejected ones, too."""
+
+    policy: str
+    at: float
+    since: float | None  # the promotion before; `None`: all that was spent before this one
+    judge_usd: float
+    judge_unpriced: int
+    updates: int
+    update_s: float
+    updates_untimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A task: its runs without copies, their mean reward, and mean rewards by the policy that answered a whole run."""
+
+    key: str
+    held_out: bool
+    runs: int
+    rewarded: int
+    reward: float | None
+    by_policy: dict[str, float]  # `upstream` stands for the provider
+
+
+class Series(Part):
+    """Numbers by day, by promotion and by scenario."""
+
+    def days(self, bounds: Sequence[float]) -> tuple[Day, ...]:
+        """Return the periods between these times, seconds since the epoch, in ascending order."""
+        reports, found, j = Reports(self._database), list[Day](), tables.judgements.c
+        for since, until in pairwise(bounds):
+            upstreams = _C.policy.is_(None)
+            calls = select(
+                func.count(_C.fallback),
+                func.coalesce(func.sum(_C.prompt_tokens).filter(upstreams), 0),
+                func.coalesce(func.sum(_C.completion_tokens).filter(upstreams), 0),
+            ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
+            judged = select(
+                func.coalesce(func.sum(j.calls), 0), func.coalesce(func.sum(j.prompt_tokens + j.completion_tokens), 0)
+            ).where(j.at >= since, j.at < until)
+            answered = reports.recent(since=since, until=until)
+            with self._database.read() as connection:
+                numbers = [int(each) for each in (*connection.execute(calls).one(), *connection.execute(judged).one())]
+                found.append(Day(since, until, answered, *numbers, *judge_cost(connection, since, until)))
+        return tuple(found)
+
+    def promotions(self) -> tuple[Promotion, ...]:
+        """Return the promotions of policies that were trained, oldest first, with what each of them cost."""
+        moves, its = tables.promotions.c, tables.policies.c
+        query = (
+            select(moves.policy, moves.at)
+            .join_from(tables.promotions, tables.policies, its.name == moves.policy)
+            .where(moves.to_state == "champion", moves.from_state != "retired", its.path.is_not(None))
+            .order_by(moves.id)
+        )
+        found: list[Promotion] = []
+        with self._database.read() as connection:
+            for policy, at in connection.execute(query).all():
+                since = found[-1].at if found else None
+                begin = -math.inf if since is None else since
+                spent = updates_in(connection, begin, at)
+                usd, unpriced = judge_cost(connection, begin, at)
+                counts = (spent["updates"], spent["update_s"], spent["updates_untimed"])
+                found.append(Promotion(policy, at, since, usd, unpriced, *counts))
+        return tuple(found)
+
+    def scenarios(self, *, limit: int) -> tuple[int, tuple[Scenario, ...]]:
+        """Return the number of scenarios, and those with the most runs."""
+        table = tables.scenarios
+        count = func.count(_T.id).label("runs")
+        own = _T.origin.not_in(COPIES)
+        most = (
+            select(_G.scenario_key, count)
+            .join_from(tables.groups, tables.trajectories, _T.group_id == _G.id)
+            .where(own)
+            .group_by(_G.scenario_key)
+            .order_by(count.desc(), _G.scenario_key)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            total = connection.scalar(select(func.count()).select_from(table)) or 0
+            sizes = {key: runs for key, runs in connection.execute(most)}
+            held = {
+                key: held_out
+                for key, held_out in rows_in(
+                    connection, select(table.c.key, table.c.held_out), table.c.key, list(sizes)
+                )
+            }
+            rewards = (
+                select(_G.scenario_key, _T.id, reward_of())
+                .join_from(tables.groups, tables.trajectories, _T.group_id == _G.id)
+                .where(own)
+            )
+            given: dict[str, dict[str, float]] = {key: {} for key in sizes}
+            for key, run, reward in rows_in(connection, rewards, _G.scenario_key, list(sizes)):
+                if reward is not None:
+                    given[key][run] = reward
+            runs = [run for its in given.values() for run in its]
+            who = select(
+                _C.trajectory_id, func.min(_C.policy), func.max(_C.policy), func.count(_C.policy), func.count()
+            ).group_by(_C.trajectory_id)
+            answered = {
+                run: first or "upstream"
+                for run, first, last, ours, all_calls in rows_in(connection, who, _C.trajectory_id, runs)
+                if first == last and ours in (0, all_calls)
+            }
+        return total, tuple(_scenario(key, bool(held.get(key)), sizes[key], given[key], answered) for key in sizes)
+
+
+def _scenario(key: str, held_out: bool, runs: int, rewards: dict[str, float], answered: dict[str, str]) -> Scenario:
+    by: dict[str, list[float]] = {}
+    for run, reward in rewards.items():
+        if run in answered:
+            by.setdefault(answered[run], []).append(reward)
+    means = {policy: sum(values) / len(values) for policy, values in sorted(by.items())}
+    mean = sum(rewards.values()) / len(rewards) if rewards else None
+    return Scenario(key, held_out, runs, len(rewards), mean, means)
