@@ -48,12 +48,13 @@ class Listing:
 
     def page(self, opened: store.Store, chosen: store.Filter) -> tuple[list[str], int, store.Found | None]:
         """Return the ids of the page, the number of trajectories that match, and what a search found."""
+        by: store.Sort = self.sort  # pyright: ignore[reportAssignmentType] - the command has checked it
         browse, start = opened.browse, None if self.after is None else _the_run(opened, self.after)
         if self.searches:
             opened.search.extend(seconds=CATCH_UP_S)
             found = opened.search.find(self.search or (), chosen, tool=self.tool)
-            if self.sort != "newest":
-                return browse.worst(chosen, self.sort, among=found.ids, limit=self.limit), len(found.ids), found
+            if by != "newest":
+                return browse.worst(chosen, by, among=found.ids, limit=self.limit), len(found.ids), found
             if start is not None and start not in found.ids:
                 raise ConfigError(
                     f"--after {output.one_line(start)}: this trajectory does not match, so no page ends there"
@@ -61,8 +62,8 @@ class Listing:
             first = 0 if start is None else found.ids.index(start) + 1
             return list(found.ids[first : first + self.limit]), len(found.ids), found
         matching = browse.count(chosen)
-        if self.sort != "newest":
-            return browse.worst(chosen, self.sort, limit=self.limit), matching, None
+        if by != "newest":
+            return browse.worst(chosen, by, limit=self.limit), matching, None
         cursor = None
         if start is not None:
             (its,) = browse.summaries([start])
@@ -78,7 +79,7 @@ def list_trajectories(wanted: TrajectoryFilter, listing: Listing, project: Proje
     `--search` and `--tool` look in an index of words: of what users, tools and the model said, and of the names and
     arguments of the tools that it called, but not of system prompts. Case and accents do not matter. Server and job
     extend the index; this command does so for up to two seconds, and says what it lacks. If many calls say a word, the
-    newest 10,000 of them are looked at; `--until` looks at older ones.
+    newest 5,000 of them are looked at; `--until` looks at older ones.
     """
     one_of("--sort", listing.sort, get_args(store.Sort))
     if listing.after is not None and listing.sort != "newest":

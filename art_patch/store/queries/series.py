@@ -80,8 +80,10 @@ class Series(Part):
             ).where(j.at >= since, j.at < until)
             answered = reports.recent(since=since, until=until)
             with self._database.read() as connection:
-                numbers = [int(each) for each in (*connection.execute(calls).one(), *connection.execute(judged).one())]
-                found.append(Day(since, until, answered, *numbers, *judge_cost(connection, since, until)))
+                fell_back, prompt, completion = map(int, connection.execute(calls).one())
+                asked, judge_tokens = map(int, connection.execute(judged).one())
+                usd, unpriced = judge_cost(connection, since, until)
+            found.append(Day(since, until, answered, fell_back, prompt, completion, asked, judge_tokens, usd, unpriced))
         return tuple(found)
 
     def promotions(self) -> tuple[Promotion, ...]:

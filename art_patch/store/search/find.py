@@ -15,8 +15,8 @@ from art_patch.store.schema import tables
 from art_patch.store.search import index
 from art_patch.store.search.words import Wanted, tool_word, wanted
 
-MOST = 10_000  # calls that are looked at, the newest ones
-MOST_READ = 2_000  # of these, if their messages have to be read for a phrase
+MOST = 5_000  # calls that are looked at, the newest ones
+MOST_READ = 1_000  # of these, if their messages have to be read for a phrase
 
 _S, _C = tables.search_calls.c, tables.calls.c
 
