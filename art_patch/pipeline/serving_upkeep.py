@@ -86,13 +86,15 @@ class ServingUpkeep:
             try:
                 self.look()
                 trouble = ""
-            except (ArtPatchError, sqlite3.Error) as error:
+            # Whatever it is: a server whose thread has ended would answer on, but load and hand over nothing any more.
+            except Exception as error:
                 if str(error) != trouble and not stop.is_set():
-                    log.warning("what must serve was not looked at: %s", error)
+                    expected = isinstance(error, (ArtPatchError, sqlite3.Error))
+                    log.warning("what must serve was not looked at: %s", error, exc_info=not expected)
                 trouble = str(error)
-        with suppress(ArtPatchError, sqlite3.Error):
-            self._decisions.look()
-            self._leave()
+        for last in (self._decisions.look, self._leave):
+            with suppress(ArtPatchError, sqlite3.Error):
+                last()
 
     def _leave(self) -> None:
         self._me = self._servers.renew(self._me, leaving=True, now=time.time())

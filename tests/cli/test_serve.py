@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -262,6 +262,26 @@ def test_who_has_the_route(tmp_path: Path, base: Path, store: Store):
         assert not store.ledger.set_engine(OWN, before=before, who="too late")
     store.ledger.set_engine(None, who="test")
     assert (project.after(2 * MISSES), project.taken) == (None, 3), "a server that is not well takes nothing"
+
+
+def test_whatever_a_look_raises_the_next_one_comes(
+    tmp_path: Path, base: Path, store: Store, caplog: pytest.LogCaptureFixture
+):
+    class Faulty(Project):
+        def take(self, before: Route) -> bool:
+            if not self.taken:
+                self.taken = 1
+                raise RuntimeError("a fault of ours")
+            return super().take(before)
+
+    stop = Event()
+    with serve(EmbeddedEngine.from_pretrained(base, adapters_root=tmp_path / "default" / "adapters")) as running:
+        thread = Thread(target=Faulty(store, running.client).keeper.keep, args=(stop,))
+        thread.start()
+        until(lambda: store.ledger.route().base_url == OWN)
+        stop.set()
+        thread.join()
+    assert [record.exc_info is not None for record in caplog.records if "a fault of ours" in record.message] == [True]
 
 
 @contextmanager

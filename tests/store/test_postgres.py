@@ -18,9 +18,10 @@ import psycopg
 import pytest
 
 import art_patch as art
-from art_patch.errors import ConfigError, StoreError, TransitionError
+from art_patch.errors import ConfigError, StoreError, StoreTooNew, TransitionError
 from art_patch.settings import Settings
 from art_patch.store import (
+    HEAD,
     Store,
     absolute_url,
     open_store,
@@ -272,6 +273,18 @@ def test_a_lost_connection_in_the_middle_of_a_write(opened: PostgresDatabase, st
     store.write([info(), call("c1")])
     server.execute(kill)
     assert store.read.counts()["calls"] == 1
+
+
+def test_a_server_that_runs_goes_on_in_a_store_that_was_migrated_meanwhile(
+    url: str, store: Store, execute: Execute, server: Server
+):
+    store.write([info()])
+    execute(f"UPDATE alembic_version SET version_num = '{int(HEAD) + 1:04}'")
+    server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'art_patch'")
+    store.write([call("c1")])
+    assert store.read.counts()["calls"] == 1
+    with pytest.raises(StoreTooNew):
+        open_store(url)
 
 
 FORKING = """

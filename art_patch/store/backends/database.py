@@ -132,9 +132,9 @@ class Database(ABC):
             return {key: value for key, value in rows}
 
     def _is_current(self, revision: str | None) -> bool:
-        """Whether the store needs no migration. An app also writes to one to which a newer release only added."""
+        """Whether the store needs no migration. Apps, and servers that run, also use one that was only added to."""
         later = revision is not None and revision > tables.HEAD and revision[:2] == tables.HEAD[:2]
-        return revision == tables.HEAD or (later and self._trouble is not None)
+        return revision == tables.HEAD or (later and (self._trouble is not None or self in _alive))
 
     def _check_project(self, connection: sa.Connection) -> None:
         """Raise `StoreError` if the id is another project's by now, because others made the store anew."""
