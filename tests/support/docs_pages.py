@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs/pages").rglob("*.md")))
@@ -17,7 +18,7 @@ CHECKED = {"python", "bash", "json"}
 """Languages that `tests/test_docs.py` checks. Diagrams and plain text are no code."""
 NO_CODE = {"mermaid", "text", ""}
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)  # in a list, it is indented
 _REASON = re.compile(r"Not run by the tests: (.+)")
 
 
@@ -47,12 +48,12 @@ def blocks_of(page: Path) -> Iterator[Block]:
     """Yield the blocks of code of a page, in order."""
     text = page.read_text()
     for found in _FENCE.finditer(text):
-        if found[1] not in NO_CODE:
+        if found[2] not in NO_CODE:
             before = text[: found.start()].rstrip().splitlines()
             reason = _REASON.search(before[-1]) if before else None
             line = text.count("\n", 0, found.start()) + 2
             name = page.relative_to(ROOT).as_posix()
-            yield Block(name, line, found[1], found[2], reason[1] if reason else "")
+            yield Block(name, line, found[2], dedent(found[3]), reason[1] if reason else "")
 
 
 def all_blocks() -> list[Block]:
