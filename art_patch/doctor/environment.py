@@ -161,6 +161,8 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
             value = "set, not shown"
         source = "environment" if f"{PREFIX}{name}".upper() in variables else "default"
         source = "argument" if name in arguments else source
+        if isinstance(value, tuple):
+            value = ",".join(value) or None  # as its variable takes it
         # Values that JSON has stay as they are; paths become text.
         shown = value if value is None or isinstance(value, bool | int | float) else str(value)
         found[name] = {"value": shown, "source": source}
