@@ -216,6 +216,10 @@ def test_a_control_group_is_set_and_shown(tmp_path: Path):
     assert (route.mode, route.control_percent) == ("route", 5)
     assert json.loads(art_patch("status", "--json", home=tmp_path).stdout)["control_percent"] == 5
     assert json.loads(art_patch("mode", "--control", "0", "--json", home=tmp_path).stdout)["control_percent"] == 0
+    art_patch("mode", "--control", "5", home=tmp_path)
+    # All sessions are upstream's then.
+    said = art_patch("mode", "record", home=tmp_path).stdout
+    assert said == "mode of default: record; no app process runs at present\n"
     for percent in ("-1", "51"):
         assert art_patch("mode", "--control", percent, home=tmp_path).returncode == 2
 

@@ -118,11 +118,14 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
         ("agent@1", "candidate", "canary", "try it"),
     ]
     assert all(m["who"].endswith(("(art-patch rollback)", "(art-patch promote)")) for m in moves)
+    # A line for each decision, and below it who made it and why.
     lines = art_patch("history", home=home).stdout.splitlines()
-    assert lines[0].split() == ["when", "policy", "from", "to", "by", "why"]
-    assert lines[1].split()[2:5] == ["agent@1", "canary", "rejected"]
-    assert lines[2].split()[2:9] == ["agent@1", "canary", "5", "%", "canary", "20", "%"]
-    assert lines[-1].split()[2:5] == ["agent@0", "new", "candidate"]
+    assert [line.partition("  ")[2] for line in lines[:4:2]] == [
+        "agent@1  canary -> rejected",
+        "agent@1  canary 5 % -> canary 20 %",
+    ]
+    assert [line.strip() for line in lines[1:6:2]] == [f"by {move['who']}: {move['reason']}" for move in moves]
+    assert lines[-2].endswith("agent@0  new -> candidate")
 
 
 @pytest.mark.slow

@@ -52,6 +52,17 @@ def test_running_processes_are_a_line_each_at_80_columns(tmp_path: Path):
     assert "3 app processes more in the last hour, most of them ended: 246913 recorded, 24690 dropped" in shown
 
 
+def test_a_long_reason_of_a_decision_is_two_lines_at_80_columns(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    store.ledger.add_base("agent@0", "/base", "ff", who="ada")
+    store.ledger.move("agent@0", "learner", who="ada", reason="far below upstream on held-out scenarios; " * 20)
+    store.close()
+    newest, *reason, before = art_patch("status", home=tmp_path, COLUMNS="80").stdout.splitlines()[-7:-3]
+    assert newest.endswith("  agent@0  became learner") and before.endswith("  agent@0  became champion")
+    why = " ".join(line.strip() for line in reason)
+    assert why.startswith("by ada: far below upstream on held-out scenarios; far") and why.endswith(" ...")
+
+
 def test_a_change_of_upstreams_model_is_shown_for_as_long_as_it_counts(tmp_path: Path):
     now = time.time()
     store = open_store(f"sqlite:///{tmp_path}/default/store.db")

@@ -169,7 +169,7 @@ def demo(
 ) -> None:
     """Watch a tiny agent learn on this machine: traffic, judging, GRPO, gate, promotion.
 
-    Run the command again to continue where it ended. It needs `pip install "art-patch[demo]"`, but no GPU and no key.
+    Run the command again to continue where it ended. It needs the extra `demo`, but no GPU and no key.
     """
     # A control run and its counterpart must not share what they learn, so each has a project of its own.
     project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -26,6 +28,7 @@ from art_patch.settings import Settings, read_settings, variable_of
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
 _MOST_APPS = 10
+_REASON = 150  # characters: two lines of 80 columns
 _COUNTS = {
     "queued": "queued",
     "recorded": "recorded",
@@ -173,7 +176,8 @@ def mode(
     } | following.facts()
     if not project.answered(facts):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
-        if facts["control_percent"]:
+        # In the other modes no session leaves upstream, so the share says nothing unless it was just set.
+        if facts["control_percent"] and (control is not None or facts["mode"] in ("canary", "route", "auto")):
             share += f"; {facts['control_percent']:g} % of the sessions stay with upstream"
         said = f"{dry.head}mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
         output.stdout().print(said, soft_wrap=True)
@@ -273,12 +277,18 @@ def _print_status(facts: dict[str, Any]) -> None:
     if facts["apps"]:
         _print_apps(facts["apps"], now)
     if facts["history"]:
-        moves = output.table("when", "policy", "became", "by", "why")
-        for move in facts["history"]:
-            at = f"{output.ago(now - move['at'])} ago"
-            moves.add_row(at, *(output.cell(move[key]) for key in ("policy", "to_state", "who", "reason")))
-        console.print()
-        console.print(moves)
+        _print_moves(facts["history"], now)
+
+
+def _print_moves(moves: Sequence[types.JSON], now: float) -> None:
+    console, ages = output.stdout(), [f"{output.ago(now - move['at'])} ago" for move in moves]
+    when, name = max(map(len, ages)), max(len(move["policy"]) for move in moves)
+    console.print()
+    for at, move in zip(ages, moves, strict=True):
+        console.print(output.Text(f"{at:>{when}}  {move['policy']:{name}}  became {move['to_state']}"))
+        # Reasons of a gate fill a screen; `art-patch history` has them whole.
+        why = output.one_line(f"by {move['who']}: {move['reason']}")
+        output.print_below(console, shorten(why, _REASON, placeholder=" ..."))
 
 
 def _stands_by(server: dict[str, Any], champion: str | None, now: float) -> str:

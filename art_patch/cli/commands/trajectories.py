@@ -262,12 +262,12 @@ def history(
     if not moves:
         output.stdout().print("nothing was decided yet; start `art-patch serve --base MODEL`")
         return
-    table = output.table("when", "policy", "from", "to", "by", "why", whole=("when", "policy", "from", "to"))
+    console, width = output.stdout(), max(len(move["policy"]) for move in moves)
     for move in moves:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move["at"]))
         before, after = _state(move, "from_state", "percent_before"), _state(move, "to_state", "percent")
-        table.add_row(when, move["policy"], before, after, output.cell(move["who"]), output.cell(move["reason"]))
-    output.stdout().print(table)
+        console.print(output.Text(f"{when}  {move['policy']:{width}}  {before} -> {after}"))
+        output.print_below(console, f"by {move['who']}: {move['reason']}")
 
 
 def _state(move: types.JSON, which: str, share: str) -> str:
