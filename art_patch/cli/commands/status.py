@@ -30,12 +30,8 @@ APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
 _MOST_APPS = 10
 _REASON = 150  # characters: two lines of 80 columns
 _COUNTS = {
-    "queued": "queued",
-    "recorded": "recorded",
-    "dropped": "dropped",
-    "fallbacks": "fell back",
-    "shadowed": "shadowed",
-}
+    "queued": "queued", "recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed",
+}  # fmt: skip
 
 
 @command
