@@ -28,7 +28,6 @@ from art_patch.settings import Settings, read_settings, variable_of
 
 APPS_SEEN_S = 3_600.0  # reports of app processes that are older are not shown
 _MOST_APPS = 10
-_REASON = 150  # characters: two lines of 80 columns
 _COUNTS = {
     "queued": "queued", "recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed",
 }  # fmt: skip
@@ -282,9 +281,9 @@ def _print_moves(moves: Sequence[types.JSON], now: float) -> None:
     console.print()
     for at, move in zip(ages, moves, strict=True):
         console.print(output.Text(f"{at:>{when}}  {move['policy']:{name}}  became {move['to_state']}"))
-        # Reasons of a gate fill a screen; `art-patch history` has them whole.
+        # Two lines of 80 columns: reasons of a gate fill a screen, and `art-patch history` has them whole.
         why = output.one_line(f"by {move['who']}: {move['reason']}")
-        output.print_below(console, shorten(why, _REASON, placeholder=" ..."))
+        output.print_below(console, shorten(why, 150, placeholder=" ..."))
 
 
 def _stands_by(server: dict[str, Any], champion: str | None, now: float) -> str:
