@@ -81,7 +81,7 @@ def test_a_proxy_tells_when_its_breaker_opens_and_closes(tmp_path: Path):
             until(lambda: "breaker opened" in proxy.errors.read_text())
             with closing(open_store(url_of(tmp_path))) as store:
                 store.ledger.set_mode("record", who="test")
-            until(lambda: '"event": "route"' in proxy.errors.read_text())
+            until(lambda: proxy.errors.read_text().count('"event": "route"') == 2)
         finally:
             assert proxy.stop() == 0
     kinds = [line["event"] for line in events(proxy.errors.read_text()) if "event" in line]

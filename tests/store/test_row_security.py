@@ -110,6 +110,8 @@ def roles(server: Server, database: str) -> Iterator[list[str]]:
         server.execute(f"CREATE ROLE {name} LOGIN")
     yield names
     for name in names:
+        # What still runs with its rights would wait for these locks, and these for it.
+        server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'")
         server.execute(f"REASSIGN OWNED BY {name} TO postgres", database)
         server.execute(f"DROP OWNED BY {name}", database)
         server.execute(f"DROP ROLE {name}")

@@ -140,7 +140,7 @@ PATHS = (
     *("/....//etc/passwd", "/..;/etc/passwd", "//evil.example/x", "/.%00./etc/passwd", "/%c0%ae%c0%ae/etc/passwd"),
     *("/./../etc/passwd", "/\\..\\etc\\passwd", "/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/.", "/..", "/%2e", "/a/%2E%2E/b"),
     *("/static/../../app.py", "/.git/config", "/.env", "/admin.key", "/engine.key", "/feedback.key", "/store.db"),
-    *("/docs", "/openapi.json", "/metrics", "/debug", "/server-status", "/%", "/%zz", "/%e2%80%ae", "/?a=../../x"),
+    *("/docs", "/openapi.json", "/debug", "/server-status", "/%", "/%zz", "/%e2%80%ae", "/?a=../../x"),
 )
 
 

@@ -162,7 +162,7 @@ class Browser(Part):
     def count(self, filter: Filter) -> int:
         """Return how many trajectories in the store match the filter."""
         with self._database.read() as connection:
-            return connection.scalar(matching(filter).with_only_columns(func.count())) or 0
+            return connection.scalar(matching(filter).with_only_columns(func.count(_T.id))) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
         """Return a page of groups after the id `after`, as (id, scenario, `how`, ids of the matching trajectories)."""
