@@ -226,6 +226,7 @@ def after_8(days: Days) -> None:
     tested = days.status["challenger"]
     assert (tested["policy"], tested["state"], tested["percent"]) == (days.learner, "canary", 20)
     assert "goes on against upstream" in days.said
+    time.sleep(FOLLOWED_S)  # 200 questions may take less time than the app to follow
     for _ in range(40):
         if any(answer != PROVIDERS for answer in days.ask(5)):
             break
