@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,20 +33,12 @@ from art_patch.store import Store, open_store
 from art_patch.types import UNREACHABLE, Call, Policy, Route, TrajectoryInfo
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch
 from tests.support.engines import serve
+from tests.support.proxies import until
 from tests.support.servers import serving
 from tests.support.tiny import make_tiny_adapter
 
 OWN = "http://127.0.0.1:8/v1"
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-def until(happened: Callable[[], Any]) -> Any:
-    """Wait for something that must come, and return it."""
-    deadline = time.monotonic() + 60
-    while not (found := happened()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -23,20 +22,11 @@ from art_patch.store import Store, open_store
 from art_patch.types import Policy, Route
 from tests.support.command_line import Serving, warned
 from tests.support.postgres import Server, new_server
-from tests.support.proxies import Proxy
+from tests.support.proxies import Proxy, until
 from tests.support.servers import serving
 from tests.support.tiny import make_tiny_adapter
 
 ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-
-
-def until(happened: Callable[[], Any]) -> Any:
-    """Wait for something that must come, and return it."""
-    deadline = time.monotonic() + 60
-    while not (found := happened()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-    return found
 
 
 def get(url: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +25,7 @@ from art_patch.store import Store, open_store
 from art_patch.types import Call, Policy, Score, TrajectoryInfo
 from tests.support.command_line import ENVIRONMENT, Serving, art_patch, warned
 from tests.support.postgres import new_server
+from tests.support.proxies import until
 from tests.support.run_samples import asked
 from tests.support.tiny import make_tiny_adapter
 
@@ -65,15 +66,6 @@ def webhook() -> Iterator[Webhook]:
     yield hook
     hook.server.shutdown()
     hook.server.server_close()
-
-
-def until(happened: Callable[[], Any]) -> Any:
-    """Wait for something that must come, and return it."""
-    deadline = time.monotonic() + 60
-    while not (found := happened()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

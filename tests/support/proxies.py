@@ -35,7 +35,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 
 def until(happened: Callable[[], Any]) -> Any:
     """Wait for something that must come, and return it."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (found := happened()):
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)
