@@ -11,8 +11,8 @@ from typing import Any
 from art_patch.errors import ConfigError
 from art_patch.notifications.messages import Message
 
-# What separates addresses; an address may have commas in it.
-_BETWEEN = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+# What separates addresses, from its first character on; an address may have commas in it.
+_BETWEEN = re.compile(r"(?<![\s,])[\s,]++(?=[A-Za-z][A-Za-z0-9+.-]{0,30}://)")
 # Parts of an address that may be a token, a password or a name.
 _PART = re.compile(r"[^/:@?&=#,\s]{4,}")
 _STAMP = re.compile(r"^[\d-]+ [\d:,]+ - \w+ - ")
