@@ -59,6 +59,8 @@ def import_policy(
     try:
         loaded = _loads(engine, chosen)
         detail = {"policy": chosen, "from": copy.evidence.policy, "manifest_sha256": copy.manifest_sha256}
+        if copy.evidence.rejected_by is not None:
+            detail["rejected_by"] = copy.evidence.rejected_by
         store.transfers.add_policy(policy, who=who, detail=detail, now=at)
     except BaseException:
         policies.remove_adapter(adapters, chosen)

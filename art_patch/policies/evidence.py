@@ -81,6 +81,7 @@ class Evidence(_Part):
 
     policy: str  # its name there
     state: str | None = None  # there, when it was copied
+    rejected_by: str | None = None  # `gate`, `canary test`, or `decision`: a person's, or the champion had changed
     parent: str | None = None
     art_patch: str | None = None  # the release that trained it
     made_at: float | None = None  # seconds since the epoch
@@ -95,14 +96,18 @@ def evidence_of(policy: Policy) -> Evidence:
     """Returns the evidence about a policy that the ledger's record has."""
     metrics: Any = policy.metrics
     if IMPORTED in metrics:  # what it brought along, but for the tests that it had here
-        here = {"gate": _gate(metrics.get("gate") or {}), "watch": _watched(metrics.get("watch") or {})}
-        tested = {name: found for name, found in here.items() if found is not None}
+        tests = {"gate": _gate(metrics.get("gate") or {}), "watch": _watched(metrics.get("watch") or {})}
+        tested = {name: found for name, found in tests.items() if found is not None}
         brought = Evidence.model_validate(metrics[IMPORTED]["evidence"])
-        return brought.model_copy(update={"state": policy.state, **tested})
+        here: dict[str, Any] = {"state": policy.state, **tested}
+        if policy.state in ("champion", "retired", "rejected"):  # this project has decided on it, too
+            here["rejected_by"] = _rejected_by(policy)
+        return brought.model_copy(update=here)
     made, train = (metrics.get(name) or {} for name in ("made", "train"))
     return Evidence(
         policy=policy.name,
         state=policy.state,
+        rejected_by=_rejected_by(policy),
         parent=policy.parent,
         art_patch=made.get("art_patch"),
         made_at=policy.created_at,
@@ -112,6 +117,19 @@ def evidence_of(policy: Policy) -> Evidence:
         gate=_gate(metrics.get("gate") or {}),
         watch=_watched(metrics.get("watch") or {}),
     )
+
+
+def _rejected_by(policy: Policy) -> str | None:
+    """Returns what rejected a policy; not the reason itself, which may name scenarios or be typed by a person."""
+    gate: Any = policy.metrics.get("gate") or {}
+    watch: Any = policy.metrics.get("watch") or {}
+    if policy.state != "rejected":
+        return None
+    if watch.get("verdict") in ("roll back", "inconclusive"):
+        return "canary test"
+    margin = (gate.get("config") or {}).get("margin", 0.0)
+    failed = gate.get("ruined") or any(not each.get("passed", True) for each in gate.get("checks") or ())
+    return "gate" if gate and (failed or gate.get("lower_bound", -1.0) <= margin) else "decision"
 
 
 def _gate(gate: Any) -> Gate | None:

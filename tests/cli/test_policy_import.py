@@ -30,6 +30,7 @@ WATCH = {
     "verdict": "promote", "hours": 2.0,
     "signals": {"thumbs": {"challenger": 0.75, "champion": 0.25, "compared": 40, "says": "eve@example.org"}},
 }  # fmt: skip
+SLOW = {"latency_ms": {"challenger": 1234.5, "champion": 9.0, "compared": 4}}
 METRICS: dict[str, Any] = {
     "train": {
         "config": {"learning_rate": 0.5, "seed": 7, "loss": {"loss": "dapo"}},
@@ -115,6 +116,48 @@ def test_a_policy_comes_with_its_evidence_and_serves_nobody(copy: Path, home: Pa
     assert (third["policy"], third["evidence"]) == ("agent@5", evidence | {"state": "candidate"})
 
 
+@pytest.mark.parametrize(
+    ("metrics", "by", "words"),
+    [
+        (
+            {"gate": GATE | {"candidate": 0.46875, "champion": 0.509, "lower_bound": -0.0351, "checks": []}},
+            "gate", "by its gate: 0.469 against 0.509, difference above -0.035, 12 scenarios",
+        ),
+        (
+            {"gate": GATE | {"checks": [{"name": "eve@example.org", "passed": False}]}},
+            "gate", "by its gate: 0.750 against 0.500, difference above +0.125, 12 scenarios, 1 of 1 checks failed",
+        ),
+        (
+            {"gate": GATE, "watch": {"verdict": "roll back", "hours": 2, "signals": SLOW}},
+            "canary test", "by its canary test: roll back after 2 h; latency 1,234 ms against 9 ms",
+        ),
+        ({"gate": GATE}, "decision", "by a person, or because the champion changed while it was tested"),
+    ],
+)  # fmt: skip
+def test_that_it_was_rejected_where_it_comes_from_is_said_loudly(
+    tmp_path: Path, base: Path, home: Path, metrics: dict[str, Any], by: str, words: str
+):
+    staging = tmp_path / "staging"
+    path = make_tiny_adapter(staging / "default" / "adapters", base, "agent", 3)
+    with closing(project(staging, base)) as store:
+        policy = Policy("agent@3", str(base), base_fingerprint(base), "candidate", 1.0, str(path), "agent@0", metrics)
+        store.ledger.add_candidate(policy, trained_on=[], who="eve@example.org")
+        store.ledger.move("agent@3", "rejected", who="eve@example.org", reason="eve@example.org did not like it")
+    assert art_patch("policies", "export", "agent@3", tmp_path / "copy", home=staging).returncode == 0
+    manifest = (tmp_path / "copy" / MANIFEST).read_text()
+    assert ("eve@" in manifest, json.loads(manifest)["evidence"]["rejected_by"]) == (False, by)
+    loud = f"careful: agent@3 was rejected where it comes from, {words}\n"
+    assert loud in art_patch("policies", "import", tmp_path / "copy", home=home).stderr
+    told = imported(home, tmp_path / "copy")
+    assert (told["policy"], told["state"], told["rejected_there"]) == ("agent@4", "candidate", words)
+    shown = art_patch("policies", "show", "agent@3", home=home, COLUMNS="80").stdout
+    assert f"rejected there, {words}" in " ".join(shown.split())
+    assert "imported, agent@3 where it comes from, and rejected there" in " ".join(shown.split())
+    # A copy of the copy still says so, although it is a candidate here.
+    assert art_patch("policies", "export", "agent@4", home / "second", home=home).returncode == 0
+    assert imported(home, home / "second")["rejected_there"] == words
+
+
 def test_it_reads_well_in_80_columns(copy: Path, home: Path):
     sha256 = json.loads(art_patch("policies", "import", copy, "--json", home=home).stdout)["manifest_sha256"]
     shown = art_patch("policies", "show", "agent@3", home=home, COLUMNS="80").stdout
@@ -123,7 +166,7 @@ def test_it_reads_well_in_80_columns(copy: Path, home: Path):
     for words in (
         "agent@3 candidate", "from agent@3, where it was champion", sha256, "with art_patch 0.1.0",
         "agent@2 there, none here", "openai/judge, rubric r1", "learning_rate 0.5", "0.750 against 0.500",
-        "promote after 2 h; thumbs 0.75 against 0.25", "new -> candidate",
+        "promote after 2 h; thumbs 0.750 against 0.250", "new -> candidate",
     ):  # fmt: skip
         assert words in flat
     assert " imported " in art_patch("policies", home=home).stdout
@@ -181,7 +224,7 @@ def test_the_directory_of_an_adapter_is_taken_too_without_a_test_on_record(copy:
     config = json.loads((adapter / CONFIG).read_text())
     told = imported(home, adapter, "--name", "agent@12")
     assert (told["policy"], told["evidence"]["policy"]) == ("agent@12", "agent@3")
-    assert not {"gate", "watch"} & told["evidence"].keys()
+    assert (told["rejected_there"], {"state", "gate", "watch"} & told["evidence"].keys()) == (None, set())
     here = json.loads((home / "default" / "adapters" / "agent@12" / CONFIG).read_text())
     assert here["r"] == config["r"]
     assert here["base_model_name_or_path"].endswith("/base")

@@ -14,8 +14,8 @@ import typer
 
 from art_patch import pipeline, store, training, types
 from art_patch.cli import output
-from art_patch.cli.commands.policies import gate_in_words
 from art_patch.cli.options import Project
+from art_patch.cli.policy_words import canary_in_words, gate_in_words, rejected_there
 from art_patch.cli.typed_options import command
 from art_patch.errors import NotFound
 
@@ -97,7 +97,7 @@ def _print(
         row("made", made_at + (f"; {by}" if parents else ""))
     row("base", f"{policy.base} (fingerprint {policy.base_sha256[:12]})")
     if is_imported:
-        _print_evidence(policy.metrics[types.IMPORTED], row)
+        _print_evidence(policy, row)
     elif parents:
         row("parents", " < ".join(parents))
         _print_update(policy, learned, row)
@@ -114,11 +114,14 @@ def _print(
         output.print_below(console, move["reason"])
 
 
-def _print_evidence(origin: Any, row: Any) -> None:
+def _print_evidence(policy: types.Policy, row: Any) -> None:
     """Add what an imported policy brought along, all of which is about the project that it comes from."""
+    origin: Any = policy.metrics[types.IMPORTED]
     evidence = origin["evidence"]
     state = f", where it was {evidence['state']}" if evidence.get("state") else ""
     row("imported", f"{_when(origin['at'])}, from {evidence['policy']}{state}")
+    if (by := rejected_there(policy)) is not None:
+        row("rejected", f"there, {by}")
     row("copy", f"its manifest has the sha256 {origin['manifest_sha256']}")
     by, at = evidence.get("art_patch"), evidence.get("made_at")
     row("trained", f"{_when(at) if at else NOT_ON_RECORD}, with art_patch {by or NOT_ON_RECORD}")
@@ -131,15 +134,7 @@ def _print_evidence(origin: Any, row: Any) -> None:
     by = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate and gate.get("judge") else ""
     row("gate there", f"{gate_in_words(gate)}{by}" if gate else "no gate is on record")
     canary = evidence.get("watch")
-    row("canary there", _canary_in_words(canary) if canary else "no canary test is on record")
-
-
-def _canary_in_words(canary: Any) -> str:
-    signals = (
-        f"{name} {one['challenger']:.3g} against {one['champion']:.3g}"
-        for name, one in (canary.get("signals") or {}).items()
-    )
-    return "; ".join((f"{canary['verdict']} after {canary['hours']:g} h", *signals))
+    row("canary there", canary_in_words(canary) if canary else "no canary test is on record")
 
 
 def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> None:
@@ -162,6 +157,8 @@ def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> Non
     gate: Any = policy.metrics.get("gate") or {}
     judge = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate.get("judge") else ""
     row("gate", f"{gate_in_words(gate)}{judge}" if gate else "no gate has tested it")
+    if watch := policy.metrics.get("watch"):
+        row("canary", canary_in_words(watch))
 
 
 def _settings(config: types.JSON) -> str:

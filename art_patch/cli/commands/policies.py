@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict
 from threading import Event, Thread
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
+from art_patch.cli.policy_words import gate_in_words, signal_value, warn_if_rejected_there
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
 from art_patch.errors import ConfigError, EngineError, GateRejected
 from art_patch.settings import Settings
@@ -60,7 +61,7 @@ def promote(
         state = "shadow" if shadow else "champion" if canary is None else "canary"
         tested, before = state != "champion", ledger.route()
         is_canary = canary is not None and (before.challenger, before.challenger_state) == (policy, "canary")
-        promotion.check_promotion(ledger, policy, state, percent=canary)
+        chosen = promotion.check_promotion(ledger, policy, state, percent=canary)
         by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
         why = reason or f"{by_hand} by hand"
         if is_canary and canary is not None:
@@ -91,6 +92,7 @@ def promote(
     }.get(state, f"[b]{policy}[/] serves{stay}")
     output.stdout().print(f"{dry.head}{said}; {following.words()}", soft_wrap=True)
     warn_if_worse(rewards, rival, policy)
+    warn_if_rejected_there(chosen)
     following.end()
 
 
@@ -286,18 +288,6 @@ def _source(policy: types.Policy) -> str:
     return "imported" if types.IMPORTED in policy.metrics else policy.parent or "the base"
 
 
-def gate_in_words(gate: Any) -> str:
-    """Return the metrics of a gate in words. A gate that stopped early has not measured all of them."""
-    words: list[str] = []
-    if "candidate" in gate and "champion" in gate:
-        words.append(f"{gate['candidate']:.3f} against {gate['champion']:.3f}")
-    if "lower_bound" in gate:
-        words.append(f"difference above {gate['lower_bound']:+.3f}")
-    if "scenarios" in gate:
-        words.append(f"{gate['scenarios']} scenarios")
-    return output.listed(words, "-")
-
-
 def _ended(opened: store.Store, name: str) -> pipeline.WatchReport:
     """Return the report of a test that another process ended, from the ledger."""
     policy, champion = opened.ledger.policy(name), opened.ledger.champion()
@@ -324,7 +314,7 @@ def _print_signals(report: pipeline.WatchReport) -> None:
         shown = (str(report.metrics[arm][name]) for arm in ("challenger", "champion"))
         table.add_row(f"{name} calls" if name == "failed" else name, *shown, "", "", "", "")
     for name, signal in report.metrics["signals"].items():
-        both = (f"{signal[arm]:.3g}" if arm in signal else "" for arm in ("challenger", "champion"))
+        both = (signal_value(name, signal[arm]) if arm in signal else "" for arm in ("challenger", "champion"))
         # What the bets have won, and what proves it.
         proofs = (
             f"{signal[way]:.3g} of {signal[f'{way}_needed']:.3g}" if way in signal else ""

@@ -16,6 +16,7 @@ from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
 from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.options import ActingProject
+from art_patch.cli.policy_words import rejected_there, warn_if_rejected_there
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import AdapterRejected, ConfigError, NotFound
 from art_patch.policies import Dtype
@@ -86,7 +87,8 @@ def import_policy(
     """Import a policy from another project, such as from staging, with its origin and the results of its tests.
 
     The LoRA is checked: files, hashes, base model, and with a running engine whether that can load it. It becomes a
-    candidate. It serves nobody until it is tested here: `art-patch promote NAME@STEP --canary 5`.
+    candidate. It serves nobody until it is tested here: `art-patch promote NAME@STEP --canary 5`. If it was rejected
+    where it comes from, the command says by what.
 
     Exit codes: 0 imported; 2 the name exists; 11 the copy is damaged, is not that copy, belongs to another base, or the
     engine refuses it; 19 this project has no base model yet.
@@ -98,13 +100,17 @@ def import_policy(
             opened, engine, settings.adapters, directory.absolute(), name=name, sha256=sha256, who=who
         )
     policy, origin = found.policy, found.policy.metrics[types.IMPORTED]
-    facts = {"policy": policy.name, "state": policy.state, "rank": found.rank, "loaded": found.loaded, **origin}
+    facts = {"policy": policy.name, "state": policy.state, "rank": found.rank, "loaded": found.loaded}
+    facts |= {"rejected_there": rejected_there(policy), **origin}
     if project.answered(facts):
         return
     tried = "the engine can load it" if found.loaded else "no engine runs that could try to load it"
     output.say(f"{policy.name} is a candidate, {origin['evidence']['policy']} where it comes from; {tried}")
+    if "state" not in origin["evidence"]:  # the directory of an adapter, which no test has written into
+        output.say("  whether it was tested or rejected there is not on record")
     output.say(f"  `art-patch policies show {policy.name}` shows its evidence")
     output.say(f"  `art-patch promote {policy.name} --canary 5` tests it here; before that it answers nobody")
+    warn_if_rejected_there(policy)
 
 
 @command

@@ -151,7 +151,8 @@ class Transfers(Part):
             decide_alone(connection)
             if policy_of(connection, policy.name) is not None:
                 raise ConfigError(f"{policy.name} exists already, and a policy never changes; import it again")
-            insert_policy(connection, policy, who, f"imported, {detail['from']} where it comes from")
+            rejected = ", and rejected there" if detail.get("rejected_by") else ""
+            insert_policy(connection, policy, who, f"imported, {detail['from']} where it comes from{rejected}")
             note(connection, who, "import policy", detail, now)
 
     def note_copy(
