@@ -298,13 +298,23 @@ class Judging(JudgeModel):
         return JudgeModel.as_settings(self) | {"checks": tuple(self.check) if self.check else None}
 
     def limited_judge(self, chosen: Settings, *, max_prompt_tokens: int | None = None) -> rewards.Judge:
-        """Return the judge that the settings name, with the budget of these options."""
-        return make_judge(chosen, rewards.Budget(self.max_usd, self.max_calls), max_prompt_tokens)
+        """Return the judge that the settings name, with the budget of these options; `JudgeError` without a price."""
+        judge = make_judge(chosen, rewards.Budget(self.max_usd, self.max_calls), max_prompt_tokens)
+        self.require_prices(judge.model)
+        return judge
 
     def limited_judges(self, chosen: Settings) -> tuple[rewards.Judge, rewards.Judge | None]:
         """Return the judge and the gate's own, or `None`, that the settings name; they share the options' budget."""
         budget = rewards.Budget(self.max_usd, self.max_calls)
-        return make_judge(chosen, budget), _make_gate_judge(chosen, budget)
+        judges = make_judge(chosen, budget), _make_gate_judge(chosen, budget)
+        self.require_prices(*(judge.model for judge in judges if judge is not None))
+        return judges
+
+    def require_prices(self, *models: str) -> None:
+        """Raise `JudgeError` if there is a limit in USD and the price of one of these models is not known."""
+        # Here, before anything is grouped, sampled or asked: the first question would say it only after that work.
+        for model in models if self.max_usd is not None else ():
+            rewards.require_price(model)
 
 
 def make_judge(

@@ -20,6 +20,8 @@ from art_patch._lib.option import Option
 from art_patch.cli.output import interrupted
 from art_patch.errors import ConfigError
 
+_BUILT = "__arguments__"  # attribute of a command: what makes its function's arguments of options
+
 
 class Only(NamedTuple):
     """Makes only the named fields of a dataclass into options: `cycle: Annotated[CycleConfig, Only(("settle_s",))]`."""
@@ -54,14 +56,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     ordered = sorted(parameters.values(), key=lambda one: one.default is not inspect.Parameter.empty)
     signature = inspect.Signature(ordered)
 
-    @wraps(function)
-    def run(*args: Any, **given: Any) -> None:
+    def built(*args: Any, **given: Any) -> dict[str, Any]:
         bound = signature.bind(*args, **given)
         # Typer gives every option; Python code that calls the command leaves most of them out.
         bound.apply_defaults()
         values = bound.arguments
         for name, (record, keys) in records.items():
             values[name] = record(**{field: values.pop(key) for key, field in keys.items()})
+        return values
+
+    @wraps(function)
+    def run(*args: Any, **given: Any) -> None:
+        values = built(*args, **given)
         try:
             with ExitStack() as stack:
                 for name in records:  # such as the log, which is written while the command runs
@@ -75,8 +81,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     # Typer reads the signature and the annotations of what `__wrapped__` names, if that is there.
     del run.__wrapped__
     vars(run)["__signature__"] = signature
+    vars(run)[_BUILT] = built
     run.__annotations__ = {one.name: one.annotation for one in ordered}
     return run
+
+
+def arguments_of(function: Callable[..., None], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a command would get from these options; its dataclasses check their values."""
+    return vars(function)[_BUILT](**given)
 
 
 @cache

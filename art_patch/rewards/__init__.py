@@ -15,7 +15,7 @@ from art_patch.rewards.criteria import load_combination
 from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
 from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
 from art_patch.rewards.defences.suspicion import DefenceConfig
-from art_patch.rewards.judge.client import Budget, price_usd
+from art_patch.rewards.judge.client import Budget, price_usd, require_price
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
 from art_patch.rewards.judge.question import Order
 from art_patch.rewards.judge.ruler import Judge, JudgeReport, OnScored, Plan

@@ -186,6 +186,11 @@ def test_a_cycle_that_hangs_is_ended_a_quarter_of_an_hour_after_its_time(machine
         (["--", "--no-such-option"], "No such option"),
         (["--", "--min-groups", "many"], "valid integer"),
         (["--", "word"], "word"),
+        (["--", "--promotion", "perhaps"], "promotion"),
+        (["--", "--max-calls", "-1"], "0 or more"),
+        (["--", "--learning-rate", "-1"], "learning_rate"),
+        (["--", "--max-usd", "2", "--judge", "openai/none"], "the price of openai/none is unknown"),
+        (["--", "--max-usd", "2", "--judge", "gpt-4o", "--gate-judge", "openai/none"], "openai/none is unknown"),
     ],
 )
 def test_a_mistake_is_said_before_anything_is_written(words: list[str], why: str, machine: Machine):
@@ -193,6 +198,25 @@ def test_a_mistake_is_said_before_anything_is_written(words: list[str], why: str
     assert done.returncode == 2, done.stdout
     assert why in done.stderr and "Traceback" not in done.stderr
     assert not machine.home.exists() and not machine.table.exists() and not machine.units.exists()
+
+
+def test_a_limit_in_money_needs_a_price_of_the_judge_that_the_job_will_have(machine: Machine):
+    limit, none = ("--", "--max-usd", "2"), {"ART_PATCH_JUDGE": "openai/none"}
+    why = "the price of openai/none is unknown, so no limit in USD can be kept; limit the calls instead (--max-calls)"
+    for kind in ("--cron", "--systemd"):
+        says(machine.run("print", kind, *limit, **none), 2, why)
+    says(machine.run("install", **none, ART_PATCH_MAX_USD="2"), 2, why)
+    assert not machine.home.exists() and not machine.table.exists()
+    # A pod does not have the variables of this shell, but the options.
+    assert machine.run("print", "--kubernetes", *limit, **none).returncode == 0
+    says(machine.run("print", "--kubernetes", *limit, "--judge", "openai/none"), 2, why)
+    assert machine.run("install", *limit, ART_PATCH_JUDGE="openai/gpt-4o").returncode == 0
+    # From now on the job reads its file, whatever this shell has.
+    assert machine.run("install", *limit, **none).returncode == 0
+    (machine.home / "default/retrain.env").write_text("ART_PATCH_JUDGE='openai/none'\n")
+    says(machine.run("install", *limit, ART_PATCH_JUDGE="openai/gpt-4o"), 2, why)
+    (machine.home / "default/retrain.env").write_text("ART_PATCH_MAX_USD=two\n")
+    says(machine.run("install"), 2, "ART_PATCH_MAX_USD is 'two', no amount of US dollars")
 
 
 def test_a_crontab_that_cannot_be_read_or_written_stays(machine: Machine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from art_patch._lib.key_files import made_key
 from art_patch.cli.app import app
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
-from art_patch.errors import ConfigError, StoreError
+from art_patch.errors import ConfigError, JudgeError, StoreError
 from art_patch.serving import EmbeddedEngine
 from art_patch.store import open_store
 from tests.cli import retraining
@@ -101,7 +101,21 @@ def test_idle_only_looks_at_the_calls_and_leaves_a_report(home: Path):
     assert "72 calls" in report["reason"]
     (kept,) = (home / "default" / "cycles").glob("*.json")
     assert json.loads(kept.read_text())["outcome"] == "not idle"
-    assert run(home, *judge, "--budget-usd", "0.5", "--idle-only", "--idle-minutes", "1e9")[0] == 0
+    priced = ("--judge", "openai/gpt-4o", "--budget-usd", "0.5")
+    assert run(home, *priced, "--idle-only", "--idle-minutes", "1e9")[0] == 0
+
+
+def test_a_limit_in_money_on_a_judge_without_a_price_is_refused_before_any_work(home: Path):
+    unpriced = ("--judge", "openai/none", "--max-usd", "1")
+    gates = ("--judge", "openai/gpt-4o", "--gate-judge", "openai/none", "--max-usd", "1")
+    for command in (["retrain"], ["score", "--dry-run"], ["evaluate", "agent@0"]):
+        for judge in (unpriced, gates) if command != ["score", "--dry-run"] else (unpriced,):
+            result = CliRunner().invoke(app, [*command, "--home", str(home), *judge])
+            assert isinstance(result.exception, JudgeError), result.output
+            assert "the price of openai/none is unknown" in str(result.exception)
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        assert not store.read.counts()["groups"], "nothing was grouped"
+    assert not list((home / "default").glob("cycles/*"))
 
 
 def test_a_way_to_promote_that_is_none_is_refused(home: Path):

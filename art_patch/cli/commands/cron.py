@@ -1,9 +1,10 @@
 """`art-patch cron`: run `retrain` every night, by cron, systemd or Kubernetes.
 
 The schedule and the options of `retrain` are checked before anything is written; `retrain`'s own parser checks its
-options. Settings and keys are never written to a crontab, a systemd unit or a Kubernetes manifest, because other people
-may read those. `install` writes the variables that `retrain` reads, as far as they are set now, to a file in the
-project's directory. If that file exists already, it is not changed.
+options, and a limit in USD needs a judge whose price is known. Settings and keys are never written to a crontab, a
+systemd unit or a Kubernetes manifest, because other people may read those. `install` writes the variables that
+`retrain` reads, as far as they are set now, to a file in the project's directory. If that file exists already, it is
+not changed.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from typing import Annotated, Any
 
 import typer
 
+from art_patch import rewards, store
 from art_patch import schedule as recipes
-from art_patch import store
 from art_patch._lib.atomic_files import write_whole
 from art_patch.cli import output
 from art_patch.cli.commands.cycles import JOB_LOG
 from art_patch.cli.commands.retrain import retrain
-from art_patch.cli.options import Project, ProjectPlace
-from art_patch.cli.typed_options import Option, command, given_on_the_command_line, variables_of
-from art_patch.errors import Busy, ConfigError, GateRejected
+from art_patch.cli.options import Judging, Project, ProjectPlace
+from art_patch.cli.typed_options import Option, arguments_of, command, given_on_the_command_line, variables_of
+from art_patch.errors import Busy, ConfigError, GateRejected, JudgeError
 from art_patch.settings import Settings, variable_of
 
 _HANGS_S = 12 * 3_600  # a cycle without `--max-minutes` is ended from outside after this time
 _LATE_S = 15 * 60  # with `--max-minutes`, which ends a cycle between two steps, so much later
 
+_OWN = ("imitate_models", "promotion", "canary_percent", "max_loss")  # settings that are options of `retrain` alone
 _NO_CRONTAB = ("no crontab for", "no such file")  # what `crontab -l` says then: Debian's and cronie's; busybox's
 
 CRON = Option("Write a line of your crontab. This is the default.")
@@ -66,7 +68,8 @@ def print_recipe(
     # In a pod the home is where the volume is mounted, not where it is on this machine.
     if kubernetes and home is not None and not home.is_absolute():
         raise ConfigError(f"the volume cannot be mounted at {str(home)!r}; give --home as an absolute path")
-    job, _, _ = _job(schedule, options or [], project, with_home=not kubernetes)
+    # A pod has variables of its own, which nobody knows here.
+    job, _, _ = _job(schedule, options or [], project, is_here=not kubernetes)
     if kubernetes:
         files = recipes.cron_job(job, image=image or "art-patch:local", home=str(home or "/data"))
     elif systemd:
@@ -160,7 +163,7 @@ def remove(project: ProjectPlace) -> None:
 
 
 def _job(
-    schedule: str, options: list[str], project: ProjectPlace, *, with_home: bool = True
+    schedule: str, options: list[str], project: ProjectPlace, *, is_here: bool = True
 ) -> tuple[recipes.Job, Settings, dict[str, str]]:
     """Return the job, the settings, and the variables that its file begins with."""
     when = recipes.parse_schedule(schedule)
@@ -172,7 +175,7 @@ def _job(
     if settings.store is not None:
         variables[variable_of("store")] = store.absolute_url(settings.store)
     minutes = given.get("max_minutes")
-    where = ["--home", str(settings.directory.parent)] if with_home else []
+    where = ["--home", str(settings.directory.parent)] if is_here else []
     job = recipes.Job(
         project=settings.project,
         schedule=when,
@@ -185,6 +188,7 @@ def _job(
         # These exit codes are no failure of the job, so no mail and no failed unit comes of them.
         quiet=(GateRejected.exit_code, Busy.exit_code, output.INTERRUPTED),
     )
+    _check_budget(given, (_variables_there(job.variables) or variables) if is_here else {}, project)
     return job, settings, variables
 
 
@@ -200,6 +204,35 @@ def _checked(options: list[str]) -> tuple[dict[str, Any], set[str]]:
         raise ConfigError(f"--{twice[0]} goes before the `--`: art-patch cron ... --{twice[0]} VALUE -- ...")
     known = {variable_of(name) for name in Settings.model_fields}
     return given, known | variables_of(command)
+
+
+def _variables_there(path: Path) -> dict[str, str | None]:
+    """Return the variables in the file that an earlier `install` began; empty if there is none that can be read."""
+    from dotenv import dotenv_values
+
+    try:
+        return dotenv_values(path)
+    except (OSError, UnicodeDecodeError):  # the job will say so
+        return {}
+
+
+def _check_budget(given: dict[str, Any], variables: Mapping[str, str | None], project: ProjectPlace) -> None:
+    """Raise `ConfigError` for values that `retrain` refuses at night, such as USD of a judge without a known price."""
+    limit = variables.get(variable_of("max_usd"))
+    try:
+        usd = {} if limit is None else {"max_usd": float(limit)}
+    except ValueError:
+        raise ConfigError(f"{variable_of('max_usd')} is {limit!r}, no amount of US dollars") from None
+    arguments = arguments_of(retrain, usd | given)
+    judging: Judging = arguments["judging"]
+    own = {name: arguments[name] for name in _OWN if arguments[name] is not None}
+    project.settings(**judging.as_settings(), **arguments["suite"].as_settings(), **own)
+    rewards.Budget(judging.max_usd, judging.max_calls)
+    named = (given.get(name) or variables.get(variable_of(name)) for name in ("judge", "gate_judge"))
+    try:
+        judging.require_prices(*filter(None, named))
+    except JudgeError as error:
+        raise ConfigError(str(error)) from None
 
 
 # --- the crontab, the units and the file of settings ---

@@ -77,6 +77,14 @@ def price_usd(model: str, prompt_tokens: int, completion_tokens: int) -> float |
     return None
 
 
+def require_price(model: str) -> None:
+    """Raise `JudgeError` if a model's price is unknown, so that no limit in USD can be kept."""
+    if price_usd(model, 1, 1) is None:
+        raise JudgeError(
+            f"the price of {model} is unknown, so no limit in USD can be kept; limit the calls instead (--max-calls)"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Requests, tokens and USD that judging spent."""

@@ -236,11 +236,8 @@ class Judge:
         """Judge groups in parallel: yield each with its outcome as it is done; stop all questions after the block."""
         if groups:
             client.load_litellm()  # here, so that the threads do not queue up behind one another's import
-        if groups and self.budget.max_usd is not None and client.price_usd(self.model, 1, 1) is None:
-            raise JudgeError(
-                f"the price of {self.model} is unknown, so no limit in USD can be kept; "
-                "limit the calls instead (--max-calls)"
-            )
+        if groups and self.budget.max_usd is not None:
+            client.require_price(self.model)
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="art-patch-judge")
         try:
             group_of = {pool.submit(self._judge, group, order, stop): group for group in groups}
