@@ -241,7 +241,9 @@ def test_one_goes_back_to_whom_one_names(home: Path):
         "champion": None, "test_ended": None, "rejected": None, "was": "agent@2", "apps": 0, "dry_run": True,
         "rewards": {"agent@2": {"reward": 0.5, "runs": 1}, "upstream": {"reward": 1.0, "runs": 1}},
     }  # fmt: skip
-    says(art_patch("rollback", "--to", "agent@2", home=home), 14, "answers already")
+    already = art_patch("rollback", "--to", "agent@2", home=home)
+    assert (already.returncode, already.stderr) == (0, "")
+    assert already.stdout == "nothing to do: agent@2 answers already; no app process runs at present\n"
     says(art_patch("rollback", "--to", "agent@9", home=home), 19, "agent@9", "art-patch policies")
     assert (store.ledger.policies(), store.ledger.route()) == before
     assert went_back(home, "--to", "agent@0") == ("agent@0", None)
@@ -251,7 +253,17 @@ def test_one_goes_back_to_whom_one_names(home: Path):
     says(art_patch("rollback", "--to", "agent@1", home=home), 14, "is rejected")
     assert went_back(home, "--to", "upstream") == (None, None)
     assert states(home)["agent@0"] == ("learner", None)
-    says(art_patch("rollback", "--to", "upstream", home=home), 14, "answers already")
+    # Again, in both ways, does not undo it, although there are champions from before.
+    before = store.ledger.policies(), store.ledger.route()
+    for arguments in (["--to", "upstream"], [], ["--dry-run"]):
+        already = art_patch("rollback", *arguments, home=home)
+        assert (already.returncode, already.stderr) == (0, "")
+        assert "nothing to do: upstream answers already; no app process runs at present\n" in already.stdout
+    assert said(home, "rollback") == {
+        "champion": None, "test_ended": None, "rejected": None, "was": "upstream", "apps": 0, "dry_run": False,
+        "rewards": {},
+    }  # fmt: skip
+    assert (store.ledger.policies(), store.ledger.route()) == before
     assert went_back(home, "--to", "agent@0") == ("agent@0", None)
     store.close()
 

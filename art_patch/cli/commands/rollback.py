@@ -36,13 +36,19 @@ def rollback(
     retired again. If the champion has taken upstream's place,
     upstream answers again, and the policy learns on.
 
-    It also works while the engine is down.
+    It also works while the engine is down. If upstream answers already, or whoever is named, there is nothing to do;
+    one goes from upstream to an earlier champion by its name.
+
+    Exit codes: 0 they answer, or answered already; 19 there is no such policy, or no champion before this one; 14 that
+    policy never served, or was rejected.
     """
     with project.opened() as (settings, opened):
         ledger, who = opened.ledger, project.actor("rollback")
         before, tested = _answering(ledger), ledger.challenger()
+        # From upstream nobody goes back to a policy unasked: a second rollback would undo the first.
+        stays = to == before or (to is None and (tested is not None or before == types.UPSTREAM_ARM))
         # First of all: what cannot be gone back to is refused before anything is changed.
-        target = before if tested and to in (None, before) else promotion.rollback_target(ledger, to)
+        target = before if stays else promotion.rollback_target(ledger, to)
         if dry.dry_run:
             ended = tested.name if tested else None
         else:
@@ -51,6 +57,8 @@ def rollback(
         following = followed(opened, settings, wait=wait, dry=dry)
         if not project.as_json:
             serves = f"[b]{target}[/] {'answers every session' if target == before else 'serves again'}"
+            if stays and tested is None:
+                serves = f"nothing to do: [b]{target}[/] answers already"
             is_now = f"{ended} {'is trained on' if state == 'learner' else f'is {state}'}" if ended else ""
             told = (is_now, serves, following.words())
             output.stdout().print(dry.head + "; ".join(filter(None, told)), soft_wrap=True)
