@@ -233,14 +233,18 @@ def run_app() -> None:
     except ArtPatchError as error:
         sys.exit(error.exit_code if in_log(error) and not as_json else output.fail(error, as_json=as_json))
     except Exception as error:
-        if as_json and (usage := _usage_error(error)) is not None:
-            sys.exit(output.fail(usage, as_json=True))
+        if (usage := _usage_error(error)) is not None:
+            sys.exit(output.fail(usage, as_json=as_json))
         sys.stderr.write(visible(format_exc()))  # a mistake of ours
         sys.exit(1)
 
 
 def _usage_error(error: Exception) -> ConfigError | None:
-    """Return an error of Typer's about an argument or option as one of ours; `None` for other errors."""
+    """Return an error about an argument or option as one of ours; `None` for other errors."""
+    # Python keeps bytes of arguments that are no text as halves of surrogate pairs, which no database takes.
+    odd = next((each for each in sys.argv[1:] if each.encode(errors="replace").decode() != each), None)
+    if odd is not None and isinstance(error, UnicodeEncodeError):
+        return ConfigError(f"the argument {odd!r:.70} is not text in UTF-8; type it again")
     # Typer's errors are those of its own copy of click, whose module is private, or of click, in older versions.
     context, message = getattr(error, "ctx", None), getattr(error, "format_message", None)
     if message is None:

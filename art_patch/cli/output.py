@@ -34,8 +34,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:
     """Print a command's result as one line of JSON, on stdout if no other stream is given."""
+    try:
+        line = json.dumps(value, default=str, allow_nan=False)
+    except ValueError:  # JSON has no word for what is no finite number
+        line = json.dumps(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None))
     # Flushed, because a server that started goes on, and scripts wait for this line.
-    print(json.dumps(value, default=str), file=stream, flush=True)
+    print(line, file=stream, flush=True)
 
 
 def say(text: str, **style: Any) -> None:

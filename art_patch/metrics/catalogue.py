@@ -15,7 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from art_patch._lib.visible_text import visible
+
 PREFIX = "art_patch_"
+_LONGEST = 200  # characters of a label's value
+_LARGEST = 2**63  # of a value; larger ones are a mistake, or an attack
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +152,16 @@ class Page(Collector):
         self._project = project
         self._samples: defaultdict[str, list[tuple[list[str], float]]] = defaultdict(list)
 
-    def add(self, name: str, value: float | None, **labels: str) -> None:
-        """Add a sample of a metric of the catalogue; a value of `None` is not known, and left out."""
-        metric = CATALOGUE[name]
-        if value is not None:
-            self._samples[name].append(([self._project, *(labels[each] for each in metric.labels)], value))
+    def add(self, name: str, value: object, **labels: object) -> None:
+        """Add a sample of a metric of the catalogue; a value of `None` is not known, and left out.
+
+        So is what is no number: app processes of any release write some of these values, and one of them must not cost
+        the others their metrics.
+        """
+        if isinstance(value, int | float) and not abs(value) > _LARGEST:
+            # A page is also printed on terminals.
+            words = (visible(labels[each])[:_LONGEST] for each in CATALOGUE[name].labels)
+            self._samples[name].append(([self._project, *words], value))
 
     def collect(self) -> Iterator[Family]:
         """Yield the samples for Prometheus' client."""

@@ -1,11 +1,12 @@
 """Reads what the store says into a page of metrics, without any text of users; the store's errors are raised."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, get_args
 
-from art_patch import pipeline, serving, types
+from art_patch import pipeline, recording, serving, trajectories, types
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError
 from art_patch.metrics.apps import add_app
@@ -19,6 +20,11 @@ _COUNTS = (
     "calls", "calls_by_policy", "calls_fell_back", "calls_engine_full", "calls_not_ok", "calls_trainable",
     "calls_shadow", "calls_resampled", "trajectories", "scores",
 )  # fmt: skip
+_REASONS = {reason for reason, _ in trajectories.REASONS} | {
+    recording.REDACTED,
+    recording.MEDIA_REPLACED,
+    types.IMPORTED,
+}
 _OF_JUDGE = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced")
 _ENGINE_S = 2.0
 
@@ -78,14 +84,21 @@ def _recorded(page: Page, store: Store) -> None:
         page.add(f"judge_{name}", recorded["judge"][name] + deleted.get(f"judge_{name}", 0))
     for state, count in sorted(recorded["groups"].items()):
         page.add("groups", count, state=state)
-    for reason, count in sorted(recorded["untrainable"].items()):
+    # A file that was imported may name any reason, and any policy: only our own become labels.
+    reasons: Counter[str] = Counter()
+    for reason, count in recorded["untrainable"].items():
+        reasons[reason if reason in _REASONS else "other"] += count
+    for reason, count in sorted(reasons.items()):
         page.add("calls_untrainable", count, reason=reason)
     page.add("scenarios", recorded["scenarios"])
     page.add("last_call_timestamp_seconds", recorded["last_call_at"])
 
 
 def _recent(page: Page, store: Store, now: float) -> None:
+    known = {None, *(policy.name for policy in store.ledger.policies())}
     for one in store.reports.recent(since=now - RECENT_S):
+        if one.policy not in known:
+            continue
         policy = one.policy or "upstream"
         page.add("recent_calls", one.calls, policy=policy)
         page.add("recent_calls_not_ok", one.calls_not_ok, policy=policy)
@@ -120,4 +133,5 @@ def _cycle(page: Page, settings: Settings) -> None:
 def _apps(page: Page, store: Store, now: float) -> None:
     # With a process, its series end.
     for app in store.read.apps(since=now - APPS_LIVE_S):
-        add_app(page, app.id, app.facts, at=app.at)
+        if isinstance(app.facts, Mapping):
+            add_app(page, app.id, app.facts, at=app.at)

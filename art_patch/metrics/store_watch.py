@@ -60,10 +60,13 @@ class StoreWatch:
                     with closing(open_store(settings.store_url, create=False, project=settings.project)) as store:
                         trouble = ""
                         self._read(store, stop)
-                except (ArtPatchError, sqlite3.Error) as error:
+                # Whatever it is: a server whose thread has ended would show no metrics any more, and an old route.
+                except Exception as error:
                     self._up, self.text = False, b""
                     if str(error) != trouble and not stop.is_set():
-                        log.warning("the store cannot be read for metrics: %s", one_line(str(error)))
+                        expected = isinstance(error, ArtPatchError | sqlite3.Error)
+                        why = one_line(str(error)) if expected else type(error).__name__
+                        log.warning("the store cannot be read for metrics: %s", why, exc_info=not expected)
                     trouble = str(error)
                     stop.wait(ROUTE_S)
         finally:

@@ -179,8 +179,16 @@ def last_retrain(directory: Path) -> JSON | None:
     """Return what `keep_last_retrain` noted; `None` if there is nothing."""
     try:
         facts: Any = json.loads((directory / LAST_RETRAIN).read_text("utf-8"))
-        return {name: facts[name] for name in ("ended_at", "took_s", "exit_code", "outcome")}
-    except (OSError, ValueError, KeyError, TypeError):
+        numbers = {name: float(facts[name]) for name in ("ended_at", "took_s", "exit_code")}
+        return numbers | {"outcome": str(facts["outcome"])}
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ):  # somebody else may have written it
         return None
 
 

@@ -8,6 +8,7 @@ so it has none; origin and evidence stand in its metrics.
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +77,17 @@ def _name_for(store: Store, adapters: Path, model: str, own: str, name: str | No
         policies.check_name(name)
         if name in taken:
             raise ConfigError(f"{name} exists already, and a policy never changes; give another --name, or none")
-        if name.rpartition("@")[0] != model or name.endswith("@0"):
+        if not _is_step_of(model, name):
             raise ConfigError(f"--name {name}: policies of this project are named {model}@STEP, from step 1 on")
         return name
     steps = [int(each.rpartition("@")[2]) for each in taken if each.rpartition("@")[0] == model]
-    is_free = own.rpartition("@")[0] == model and own not in taken and not own.endswith("@0")
-    return policies.check_name(own) if is_free else f"{model}@{max(steps, default=0) + 1}"
+    return own if _is_step_of(model, own) and own not in taken else f"{model}@{max(steps, default=0) + 1}"
+
+
+def _is_step_of(model: str, name: str) -> bool:
+    step = name.removeprefix(f"{model}@")
+    # `agent@007` would be a second name of `agent@7`, and `agent@00` one of the base model.
+    return step != name and re.fullmatch("[1-9][0-9]{0,8}", step) is not None
 
 
 def _publish(copy: policies.Received, policy: Policy, target: Path) -> None:

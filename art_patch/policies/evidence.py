@@ -4,7 +4,8 @@ The manifest of a copy (`MANIFEST.json`) has the sha256 of the copy's files, the
 evidence: parent, release, judges, settings, numbers of the training, and the results of gate and canary test. It has no
 texts of users, no ids of runs, no names of people and no reasons that people typed; the trainer's probe, which quotes a
 run, is left out. Only fields that are named here are written or read. The sha256 of the manifest itself stands for the
-whole copy: whoever compares it with the one that the export printed knows that nothing was changed on the way.
+whole copy: whoever compares it with the one that the export printed knows that nothing was changed on the way. All
+that a copy says may be an attacker's: it is limited in size, and shown as what another project says.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from art_patch.errors import AdapterRejected
 from art_patch.policies import files
 from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
 from art_patch.policies.files import BaseModel as Base
-from art_patch.policies.validation import ENTRY, check_content, read_probe
+from art_patch.policies.validation import check_content, read_probe
 from art_patch.types import IMPORTED, Policy
 
 _EVIDENCE = "evidence"  # entry of a copy's manifest
 _ANY_RANK = 1 << 16  # whoever serves it says which ranks it serves
 _MOST_BYTES = 8 << 30
+_MOST_EVIDENCE = 64 << 10  # characters, as JSON: it is kept in the store, and shown
+_LATEST = 253_402_300_800.0  # the year 10000, which no calendar prints
 # Of `adapter_config.json`. Other settings name code or places of another machine, or are not served anyway.
 _SETTINGS = (
     "peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "lora_dropout",
@@ -84,7 +87,7 @@ class Evidence(_Part):
     rejected_by: str | None = None  # `gate`, `canary test`, or `decision`: a person's, or the champion had changed
     parent: str | None = None
     art_patch: str | None = None  # the release that trained it
-    made_at: float | None = None  # seconds since the epoch
+    made_at: Annotated[float, Field(ge=0, lt=_LATEST)] | None = None  # seconds since the epoch
     judges: tuple[JudgedBy, ...] = ()
     settings: dict[str, JsonValue] = {}  # of the update
     train: dict[str, float] = {}  # numbers of the update
@@ -158,7 +161,7 @@ def write_manifest(policy: Policy, directory: Path) -> str:
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
     manifest = {"files": hashes, "base_sha256": policy.base_sha256}
     manifest[_EVIDENCE] = evidence_of(policy).model_dump(mode="json", exclude_none=True)
-    content = (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    content = (json.dumps(_finite(manifest), indent=2, sort_keys=True) + "\n").encode()
     (directory / MANIFEST).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
@@ -172,7 +175,7 @@ class Received:
     rank: int
     evidence: Evidence
     manifest_sha256: str
-    probe: dict[str, Any] | None = field(default=None, repr=False)  # as the manifest has it; exports have none
+    probe: dict[str, Any] | None = field(default=None, repr=False)  # as an entry of a manifest; exports have none
 
 
 def read_copy(directory: Path, base: Base, *, sha256: str | None = None) -> Received:
@@ -200,9 +203,10 @@ def read_copy(directory: Path, base: Base, *, sha256: str | None = None) -> Rece
         )
     config = files.parse_object(name, CONFIG, contents[CONFIG])
     rank, _ = check_content(name, config, contents[WEIGHTS], base, max_rank=_ANY_RANK)
-    read_probe(name, manifest)  # or it could not be loaded
+    probe = read_probe(name, manifest, base)
     kept = {key: config[key] for key in _SETTINGS if key in config}
-    return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), found, manifest.get(ENTRY))
+    entry = None if probe is None else probe.entry()
+    return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), found, entry)
 
 
 def _evidence(directory: Path, manifest: dict[str, Any]) -> Evidence:
@@ -210,11 +214,20 @@ def _evidence(directory: Path, manifest: dict[str, Any]) -> Evidence:
     own = {name: manifest.get(name) for name in ("parent", "art_patch", "made_at")}
     own |= {"policy": directory.name, "settings": manifest.get("config") or {}, "judges": manifest.get("judges") or ()}
     try:
-        brought = (manifest.get(IMPORTED) or {}).get(_EVIDENCE, own)
-        return Evidence.model_validate(manifest.get(_EVIDENCE, brought))
+        imported = manifest.get(IMPORTED)
+        brought = imported.get(_EVIDENCE, own) if isinstance(imported, dict) else own
+        found = Evidence.model_validate(_finite(manifest.get(_EVIDENCE, brought)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise AdapterRejected(
-            f"{directory}: the evidence in {MANIFEST} cannot be read ({where}: {first['msg']})"
+            f"{directory}: the evidence in {MANIFEST} cannot be read ({where:.100}: {first['msg']:.200})"
         ) from error
+    if (size := len(json.dumps(found.model_dump(mode="json")))) > _MOST_EVIDENCE:
+        raise AdapterRejected(f"{directory}: the evidence in {MANIFEST} is longer than evidence is ({size} characters)")
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """Return a JSON value with `None` for what is no finite number: JSON has none, and databases refuse them."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)

@@ -37,6 +37,7 @@ _EXPONENT_BITS = {
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
+_MOST_ALPHA = 1e9  # of `lora_alpha`, which is of the size of the rank
 # Settings that change what an adapter computes in ways that one engine or the other does not follow. Only these values
 # of them are understood; anything else is refused.
 _SWITCHES = ("lora_bias", "use_dora", "use_qalora", "use_bdlora", "fan_in_fan_out", "ensure_weight_tying")
@@ -55,6 +56,8 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 ENTRY = "probe"  # of the manifest
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+_MOST_TOKENS = 1_024  # of a probe; the trainer's has 48
 
 # Largest and mean difference, in nats a token, that two correct implementations show. In float32 2.4e-6 was measured
 # between vLLM and transformers, in bfloat16 5.2e-2 with a mean of 5.4e-3. GPUs sum in other orders, so each bound is
@@ -162,7 +165,7 @@ def validate_adapter(
     config = files.parse_object(name, CONFIG, contents[CONFIG])
     rank, modules = check_content(name, config, contents[WEIGHTS], base, max_rank=max_rank)
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    probe = read_probe(name, manifest)
+    probe = read_probe(name, manifest, base)
     return ValidatedAdapter(name, directory, rank, config, contents[WEIGHTS], modules, digest, probe)
 
 
@@ -193,20 +196,22 @@ def check_content(
 
 def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
     if config.get("peft_type") != "LORA":
-        raise AdapterRejected(f"{name}: {CONFIG}: peft_type is {config.get('peft_type')!r}; only 'LORA' is served.")
+        raise AdapterRejected(
+            f"{name}: {CONFIG}: peft_type is {config.get('peft_type')!r:.100}; only 'LORA' is served."
+        )
     for key, allowed in _ONLY_VALUES.items():
         if key in config and config[key] not in allowed:
             raise AdapterRejected(
-                f"{name}: {CONFIG}: {key} = {config[key]!r} is not served. Train with {key} = {allowed[0]!r}."
+                f"{name}: {CONFIG}: {key} = {config[key]!r:.100} is not served. Train with {key} = {allowed[0]!r}."
             )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= max_rank:
         raise AdapterRejected(
-            f"{name}: {CONFIG}: r = {rank!r}; this engine serves ranks 1 to {max_rank}. "
+            f"{name}: {CONFIG}: r = {rank!r:.100}; this engine serves ranks 1 to {max_rank}. "
             "Train a smaller rank, or start the server with a larger --max-lora-rank."
         )
-    if type(alpha) not in (int, float) or not math.isfinite(cast("float", alpha)) or cast("float", alpha) <= 0:
-        raise AdapterRejected(f"{name}: {CONFIG}: lora_alpha = {alpha!r} is not a positive number.")
+    if type(alpha) not in (int, float) or not 0 < cast("float", alpha) < _MOST_ALPHA:
+        raise AdapterRejected(f"{name}: {CONFIG}: lora_alpha = {alpha!r:.100} is not a positive number.")
     return rank
 
 
@@ -293,7 +298,7 @@ def _check_targets(name: str, targets: object, found: set[str], base: BaseModel)
         )
 
 
-def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
+def read_probe(name: str, manifest: Mapping[str, Any], base: BaseModel) -> Probe | None:
     """Returns the probe in the manifest of the policy `name`; `None` if the manifest has no probe."""
     fields: Any = manifest.get(ENTRY)
     if fields is None:
@@ -306,8 +311,15 @@ def read_probe(name: str, manifest: Mapping[str, Any]) -> Probe | None:
             str(fields["dtype"]),
             tuple(map(int, fields.get("target_ids") or ())),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise AdapterRejected(f"{name}: the manifest's probe cannot be read ({error!r}). Publish it again.") from error
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        why = f"{error!r:.200}"
+        raise AdapterRejected(f"{name}: the manifest's probe cannot be read ({why}). Publish it again.") from error
+    if len(probe.token_ids) > _MOST_TOKENS:
+        raise AdapterRejected(f"{name}: the manifest's probe has more than {_MOST_TOKENS} tokens. Publish it again.")
+    # An engine on a GPU may not survive a token that its embedding lacks.
+    tokens = min((shape[0] for key, shape in base.weight_shapes.items() if key.endswith(_EMBEDDINGS)), default=1 << 31)
+    if not all(0 <= token < tokens for token in probe.token_ids + probe.target_ids):
+        raise AdapterRejected(f"{name}: the manifest's probe has tokens that the base lacks. Publish it again.")
     places = len(probe.token_ids) - 1
     if not len(probe.logprobs) == len(probe.base_logprobs) == len(probe.targets) == places or not places:
         raise AdapterRejected(f"{name}: the manifest's probe has the wrong number of values. Publish it again.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from art_patch.recording.messages import as_responses_request, read_messages_request
     from art_patch.recording.process import begin_exchange, emit, knows, note_call, redacts, set_recorder, settings_of
     from art_patch.recording.recorder import Recorder
-    from art_patch.recording.redaction import REDACTED, Redactor
+    from art_patch.recording.redaction import MEDIA_REPLACED, REDACTED, Redactor
     from art_patch.recording.responses import read_responses_request
     from art_patch.recording.scrubbing import described, hide
     from art_patch.recording.spool import spool_directory

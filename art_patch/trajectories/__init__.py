@@ -8,6 +8,6 @@ if TYPE_CHECKING:
         prompt_key, transcript, verbatim,
     )
     from art_patch.trajectories.token_payload import exact_of, hang, sampled_tokens
-    from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, why_untrainable
+    from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, REASONS, why_untrainable
 else:
     __getattr__ = lazily()

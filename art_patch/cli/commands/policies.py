@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -18,13 +19,16 @@ from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.policy_words import gate_in_words, signal_value, warn_if_rejected_there
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
-from art_patch.errors import ConfigError, EngineError, GateRejected
+from art_patch.errors import ArtPatchError, ConfigError, EngineError, GateRejected
 from art_patch.settings import Settings
+
+log = logging.getLogger("art_patch.serve")
 
 REASON = Option("Reason, for the ledger.")
 _THREADS = "art_patch-"
 UPKEEP = f"{_THREADS}upkeep"
 """Name of the thread that keeps a server ready, and leaves the route to another one at the end."""
+_AGAIN_S = 5.0  # seconds until a thread of the server that failed begins again
 POLICY = typer.Argument(help="NAME@STEP of a candidate, of a policy being tested, or of a retired policy.")
 
 
@@ -235,9 +239,18 @@ def watch_beside(
         notifications.Notifier(settings.notify, settings.project, own).keep(stop)
 
     def run(job: Callable[[store.Store], None]) -> None:
-        # Each thread has a connection of its own, so that neither waits for a transaction of the other.
-        with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
-            job(own)
+        while True:
+            try:
+                # Each thread has a connection of its own, so that neither waits for a transaction of the other.
+                with closing(store.open_store(settings.store_url, create=False, project=settings.project)) as own:
+                    return job(own)
+            # Whatever it is: a server whose thread has ended would answer on, but nobody would end a bad canary's test.
+            except Exception as error:
+                expected = isinstance(error, ArtPatchError)
+                why = str(error) if expected else type(error).__name__
+                log.warning("the server's %s failed and begins again: %s", job.__name__, why, exc_info=not expected)
+            if stop.wait(_AGAIN_S):
+                return
 
     # Daemons, because a look that hangs must not keep the server from ending.
     jobs = (watch, upkeep, *([notify] if settings.notify else []))

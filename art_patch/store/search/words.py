@@ -2,7 +2,8 @@
 
 A word is a run of letters and digits, in small letters and without accents, cut after `LONGEST` characters. A character
 of Chinese, Japanese or Korean is a word of its own, because these languages put no spaces between words. The name of
-a tool that an answer calls is a word that no text has.
+a tool that an answer calls is a word that no text has. A call has words of `_MOST_BYTES` at most, its newest ones:
+PostgreSQL keeps no more, and says nothing.
 
 If these rules change, the words of existing entries cannot be deleted any more: also change `index.TABLE`, so that a
 new index is made.
@@ -10,7 +11,8 @@ new index is made.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from art_patch.errors import ConfigError
@@ -18,6 +20,9 @@ from art_patch.types import JSON
 
 LONGEST = 32  # characters of a word
 _MOST_CHARACTERS = 200_000  # of a message: what stands behind them is not found
+_MOST_BYTES = 500_000  # of a call's words
+_LONGEST_TOOL = 200  # characters of a tool's word
+_MOST_WORDS = 100  # of a query
 _EAST = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_EAST}]|[^\W_{_EAST}]+")
 _ITEM = re.compile(r'"([^"]*)"|(\S+)')
@@ -36,7 +41,7 @@ def words_of(text: str) -> list[str]:
 
 def tool_word(name: str) -> str:
     """Return the word that says that a tool of this name was called."""
-    return _TOOL + "\u00b7".join(words_of(name[:_MOST_CHARACTERS]))
+    return _TOOL + "\u00b7".join(words_of(name[:_MOST_CHARACTERS]))[:_LONGEST_TOOL]
 
 
 def texts_of(message: JSON) -> list[str]:
@@ -49,14 +54,18 @@ def texts_of(message: JSON) -> list[str]:
     return [text[:_MOST_CHARACTERS] for text in found if isinstance(text, str) and text]
 
 
-def index_words(messages: Iterable[JSON]) -> list[str]:
-    """Return the words of some messages, each once, with those of the tools that they call."""
+def index_words(messages: Sequence[JSON]) -> list[str]:
+    """Return the words of a call's messages, each once, with those of the tools that they call."""
     found: dict[str, None] = {}
-    for message in messages:
-        for text in texts_of(message):
-            found |= dict.fromkeys(words_of(text))
+    left = _MOST_BYTES
+    for message in reversed(messages):
         names = (function.get("name") for function in _functions(message))
-        found |= dict.fromkeys(tool_word(name) for name in names if isinstance(name, str))
+        said = [tool_word(name) for name in names if isinstance(name, str)]
+        for word in chain(said, chain.from_iterable(map(words_of, texts_of(message)))):
+            if word not in found:
+                if (left := left - len(word.encode())) < 0:
+                    return list(found)
+                found[word] = None
     return list(found)
 
 
@@ -85,6 +94,8 @@ def wanted(query: str) -> Wanted:
         words |= dict.fromkeys(found)
         if len(found) > 1:  # such as an address or a number with hyphens, too
             phrases.append(f" {' '.join(found)} ")
+    if len(words) + len(beginnings) > _MOST_WORDS:
+        raise ConfigError(f"{query!r:.70} has more than {_MOST_WORDS} words; search for fewer")
     if not words and not beginnings:
         raise ConfigError(f"{query!r:.70} has no word to search for; give letters or digits")
     return Wanted(tuple(words), tuple(beginnings), tuple(phrases))
