@@ -10,6 +10,6 @@ from art_patch.promotion.gains import with_gains
 from art_patch.promotion.notice import look_in_words, notices
 from art_patch.promotion.sequential import RAMP, CanaryConfig, WatchVerdict, decide, decide_control
 from art_patch.promotion.transitions import (
-    challenge, change_share, check_promotion, end_test, ensure_loaded, give_up, promote, reject, rollback,
-    rollback_target, unwanted, wanted,
+    challenge, change_share, check_promotion, control_group_to_come, end_test, ensure_loaded, give_up, promote,
+    reject, rollback, rollback_target, unwanted, wanted,
 )

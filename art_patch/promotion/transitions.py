@@ -71,14 +71,22 @@ def promote(
     """
     was = was or check_promotion(ledger, name, state).state
     ensure_loaded(engine, name)
-    if state == "champion" and ledger.champion() is None:
-        ledger.begin_control_group(CONTROL_PERCENT, who=who, now=now)
+    if state == "champion" and (percent := control_group_to_come(ledger)):
+        ledger.set_control_group(percent, who=who, now=now)
     policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, was=was, now=now)
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):
             engine.unload(old)
     return policy
+
+
+def control_group_to_come(ledger: store.Ledger) -> float:
+    """Return the percentage of the control group that begins if a policy is promoted now; 0 if none begins.
+
+    One begins when a policy takes upstream's place, unless a person has ever set its share.
+    """
+    return 0.0 if ledger.champion() is not None or ledger.control_shares() else CONTROL_PERCENT
 
 
 def check_promotion(ledger: store.Ledger, name: str, state: PolicyState, *, percent: float | None = None) -> Policy:

@@ -77,6 +77,7 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
         "policy": "agent@1",
         "state": "canary",
         "percent": 5.0,
+        "control_percent": 0.0,
         "rewards": {},
         "apps": 0,
         "dry_run": False,
@@ -98,6 +99,7 @@ def test_a_canary_is_shown_given_up_and_never_tested_again(home: Path):
     (line,) = [line for line in art_patch("status", home=home).stdout.splitlines() if line.startswith("challenger")]
     assert "agent@1 canary, 5 % of sessions, for " in line
     wider = {"champion": "agent@0", "policy": "agent@1", "state": "canary", "percent": 20.0, "rewards": {}, "apps": 0}
+    wider["control_percent"] = 0.0
     widened = ("promote", "agent@1", "--canary", "20", "--reason", "looks good")
     assert said(home, *widened, "--dry-run") == wider | {"dry_run": True}
     assert states(home)["agent@1"] == ("canary", 5.0)
@@ -194,6 +196,31 @@ def test_an_unknown_policy_is_refused_before_an_engine_is_asked_for(home: Path):
         says(art_patch(*command, home=home), 19, "agent@9", "art-patch policies")
     says(art_patch("reject", "agent@9", "--reason", "x", "--dry-run", home=home), 19, "agent@9")
     says(art_patch("reject", "agent@0", "--reason", "x", "--dry-run", home=home), 14, "is champion")
+
+
+def test_a_dry_run_says_which_sessions_stay_with_upstream_from_then_on(home: Path):
+    store = store_of(home)
+    store.ledger.move("agent@0", "learner", who="test", reason="upstream answers")
+    serves = "agent@1 serves, but for 5 % of the sessions, the control group (`art-patch mode --control`); "
+    tested = (
+        "agent@1 answers 10 % of the sessions, upstream all others; if it wins, 5 % of the sessions stay with upstream"
+    )
+    would = art_patch("promote", "agent@1", "--dry-run", home=home).stdout
+    assert would.startswith(f"dry run, nothing is changed: {serves}")
+    would = art_patch("promote", "agent@1", "--canary", "10", "--dry-run", home=home).stdout
+    assert would.startswith(f"dry run, nothing is changed: {tested}upstream, as a control group; ")
+    assert said(home, "promote", "agent@1", "--dry-run")["control_percent"] == 5.0
+    assert (store.ledger.control_shares(), store.ledger.route().control_percent) == ((), 0.0)
+    assert art_patch("promote", "agent@1", home=home).stdout.startswith(serves)
+    assert store.ledger.route().control_percent == 5.0
+    # A share that a person has set stays, be it none; and beside a champion no group begins.
+    store.ledger.set_control_group(0, who="test")
+    for state in ("learner", "champion"):
+        told = art_patch("promote", "agent@2", "--dry-run", home=home).stdout
+        assert told.startswith("dry run, nothing is changed: agent@2 serves; no app process runs at present")
+        if state == "learner":
+            store.ledger.move("agent@1", state, who="test", reason="upstream answers")
+    store.close()
 
 
 def test_rollback_needs_no_engine_and_a_test_does(home: Path):

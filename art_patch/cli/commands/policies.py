@@ -64,6 +64,7 @@ def promote(
         ledger, who = opened.ledger, project.actor("promote")
         state = "shadow" if shadow else "champion" if canary is None else "canary"
         tested, before = state != "champion", ledger.route()
+        control = before.control_percent or promotion.control_group_to_come(ledger)
         is_canary = canary is not None and (before.challenger, before.challenger_state) == (policy, "canary")
         chosen = promotion.check_promotion(ledger, policy, state, percent=canary)
         by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
@@ -85,14 +86,17 @@ def promote(
         route, following = ledger.route(), followed(opened, settings, wait=wait, dry=dry)
         champion, rival = policy if state == "champion" else route.champion, before.champion or types.UPSTREAM_ARM
         rewards = {} if tested else own_rewards(opened, rival, policy)
-    facts = {"champion": champion, "policy": policy, "state": state, "percent": canary, "rewards": rewards}
+    facts = {"champion": champion, "policy": policy, "state": state, "percent": canary, "control_percent": control}
+    facts |= {"rewards": rewards}
     if project.answered(facts | following.facts()):
         return following.end()
-    share = route.control_percent
-    stay = f", but for {share:g} % of the sessions (`art-patch mode --control`)" if share else ""
+    part = f"{control:g} % of the sessions"
+    stay = f", but for {part}, the control group (`art-patch mode --control`)" if control else ""
+    # A canary beside the champion leaves the control group as it is.
+    then = f"; if it wins, {part} stay with upstream, as a control group" if control and not before.champion else ""
     said = {
         "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
-        "canary": f"[b]{policy}[/] answers {canary or 0:g} % of the sessions, {rival} all others",
+        "canary": f"[b]{policy}[/] answers {canary or 0:g} % of the sessions, {rival} all others{then}",
     }.get(state, f"[b]{policy}[/] serves{stay}")
     output.stdout().print(f"{dry.head}{said}; {following.words()}", soft_wrap=True)
     warn_if_worse(rewards, rival, policy)

@@ -334,12 +334,14 @@ class Ledger(Part):
                     decisions.set_control(connection, key, str(value))
             note(connection, who, "mode", {"mode": mode, "canary_percent": canary_percent}, time.time())
 
-    def begin_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
-        """Set the share of the control group as `set_control_group`, unless it was ever set."""
+    def control_shares(self) -> tuple[tuple[float, float], ...]:
+        """Return when the control group's share was set, and to how many percent, oldest first; empty if it never was.
+
+        The share holds while a champion serves: without one, upstream answers all sessions.
+        """
         with self._database.read() as connection:
-            is_set = decisions.control_of(connection, CONTROL_KEY) is not None
-        if not is_set:
-            self.set_control_group(percent, who=who, now=now)
+            shares = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
+        return tuple((at, percent) for at, percent in shares)
 
     def set_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
         """Set the share of the sessions that stays with upstream, so that policies can be compared with it.
@@ -354,7 +356,7 @@ class Ledger(Part):
             raise ConfigError(f"the control group has from 0 to 50 percent of the sessions, not {percent}")
         with self._deciding() as connection:
             shares: list[tuple[float, float]] = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
-            if not shares or percent != shares[-1][1]:  # a 0 that was set is not begun from by `begin_control_group`
+            if not shares or percent != shares[-1][1]:  # a 0 that was set stays: no promotion begins a group
                 decisions.set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
                 note(connection, who, "control group", {"percent": percent}, at)
 
