@@ -99,7 +99,8 @@ def test_erasing_says_what_went_and_what_is_left_to_do(home: Path):
         "  agent@1 (trained on it; serves now)",
         "  agent@2 (descends from one that was; candidate)",
         "-> Delete these exports, and the copies that were made of them.",
-        "-> A LoRA cannot forget, and agent@1 serves. Go back to agent@0 with `art-patch rollback --project default`; "
+        "-> A LoRA cannot forget, and agent@1 serves. Go back to agent@0 with "
+        "`art-patch rollback --to agent@0 --project default`; "
         "then `art-patch retrain --project default` trains from there, without it.",
         "-> Delete the adapters that do not serve, so that nobody promotes them: `rm -r /a/agent@2`.",
         "-> Backups that were made before hold it still.",
@@ -141,7 +142,7 @@ def test_the_same_as_json(home: Path):
         ("agent@2", "descends", False),
     ]
     assert [one["path"] for one in found["exports"]] == ["/exports/march.jsonl"]
-    assert any("art-patch rollback --project default" in line for line in found["todo"])
+    assert any("art-patch rollback --to agent@0 --project default" in line for line in found["todo"])
     nothing = facts(art_patch(home, "erase", "--trajectory", "t9", "--yes", "--json"))
     assert (nothing["found"], nothing["todo"]) == (False, [])
 
@@ -151,8 +152,42 @@ def test_a_policy_that_the_champion_replaced_may_have_learned_from_it_too(home: 
     store.ledger.move("agent@2", "champion", who="test", reason="won")
     store.close()
     output = "\n".join(done(art_patch(home, "erase", "--user", "u0", "--yes", "--project", "default")))
-    assert "Go back to agent@0 with `art-patch promote agent@0 --project default`" in output
+    assert "Go back to agent@0 with `art-patch rollback --to agent@0 --project default`" in output
     assert "`rm -r /a/agent@1`" in output
+
+
+def test_imported_copies_and_copies_that_left_the_project_are_named_too(home: Path):
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        made_at = {one.name: one.created_at for one in store.ledger.policies()}
+        # A copy with its evidence, a copy of its directory, its child, and a policy of that name from another project.
+        for step, origin, at, parent in (
+            (3, "agent@1", made_at["agent@1"], None), (4, "agent@1", made_at["agent@1"] - 5, None),
+            (5, None, None, "agent@3"), (6, "agent@1", 1.0, None), (7, "agent@0", made_at["agent@0"], None),
+        ):  # fmt: skip
+            evidence = {"at": 1.0, "manifest_sha256": "ab", "evidence": {"policy": origin, "made_at": at}}
+            policy = Policy(f"agent@{step}", "/base", "ff", "candidate", time.time() + step, f"/a/agent@{step}", parent,
+                            {"imported": evidence} if origin else {})  # fmt: skip
+            store.ledger.add_candidate(policy, trained_on=[], who="test")
+        for name in ("agent@1", "agent@0"):
+            detail = {"policy": name, "directory": f"/copies/{name}"}
+            store.transfers.note_copy("export policy", who="ada", detail=detail)
+        store.transfers.note_copy("push policy", who="ada", detail={"policy": "agent@3", "repository": "we/agent"})
+    for options in (["--dry-run"], ["--yes"]):
+        found = facts(art_patch(home, "erase", "--user", "u1", *options, "--json"))
+        assert [(one["name"], one["how"]) for one in found["policies"]] == [
+            ("agent@1", "trained"), ("agent@2", "descends"), ("agent@3", "copy"), ("agent@4", "copy"),
+            ("agent@5", "descends"),
+        ]  # fmt: skip
+        assert [(one["policy"], one["to"], one["who"]) for one in found["policy_copies"]] == [
+            ("agent@1", "/copies/agent@1", "ada"), ("agent@3", "we/agent", "ada"),
+        ]  # fmt: skip
+    output = "\n".join(done(art_patch(home, "erase", "--user", "u0", "--dry-run")))
+    assert "  agent@3 (an imported copy of one that was; candidate)" in output
+    assert "2 copies of these policies left the project:\n  agent@1 to /copies/agent@1 (" in output
+    assert "-> Delete these copies of the policies, also where they were imported." in output
+    assert {"agent@1", "agent@3", "agent@4"} <= set(
+        facts(art_patch(home, "consent", "--user", "u0", "--withdraw", "--json"))["policies"]
+    )
 
 
 def test_what_is_tested_is_given_up_before_anything_is_gone_back_to(home: Path):
@@ -161,7 +196,9 @@ def test_what_is_tested_is_given_up_before_anything_is_gone_back_to(home: Path):
     store.close()
     todo = facts(art_patch(home, "erase", "--user", "u0", "--dry-run", "--json", "--project", "default"))["todo"]
     first = todo.index("agent@2 is canary: end its test with `art-patch rollback --project default`.")
-    assert "agent@1 serves. Go back to agent@0 with `art-patch rollback --project default`" in todo[first + 1]
+    assert (
+        "agent@1 serves. Go back to agent@0 with `art-patch rollback --to agent@0 --project default`" in todo[first + 1]
+    )
 
 
 def test_nothing_is_deleted_unless_somebody_says_yes(home: Path):

@@ -42,7 +42,7 @@ def consent(
             change = opened.consent.withdraw if withdraw else opened.consent.give
             is_new = change(user, who=project.actor("consent"))
             past = opened.rights.erase(user=user, dry_run=True)
-            taught = [one.name for one in past.policies if one.how == "trained"]
+            taught = [one.name for one in past.policies if one.how in ("trained", "copy")]
             facts: dict[str, Any] = {"user": user, "learns": give, "changed": is_new, "runs": past.trajectories}
             facts |= {"policies": taught, "todo": []}
             names = [one.name for one in opened.ledger.policies()]

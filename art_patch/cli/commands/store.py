@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +20,7 @@ from art_patch.cli.options import ActingProject, Project, duration_s
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ArtPatchError, ConfigError, StoreError
-from art_patch.types import CHALLENGERS, Policy
+from art_patch.types import CHALLENGERS, JSON, Policy
 
 _DAY_S = 86_400.0
 
@@ -238,31 +239,38 @@ def erase(
                 return
             with output.bars(quiet=project.as_json) as progress:
                 erasure = run(who=project.actor("erase"), progress=progress.counts("erase"))
-    # What the store cannot undo by itself: copies outside it, and weights.
-    todo = advice(erasure, policies, settings.project)
+        # What the store cannot undo by itself: copies outside it, and weights.
+        copies = opened.transfers.copies_of([one.name for one in erasure.policies])
+        todo = advice(erasure, policies, settings.project, champions=opened.ledger.champions(), copied=bool(copies))
     names = [one.name for one in policies]
     if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
         todo.append(
             "A cycle is at work, or `reproduce`; if it trains, its copy of the data is deleted when it has ended."
         )
-    if project.answered(asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "todo": todo}):
+    facts = asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "policy_copies": copies, "todo": todo}
+    if project.answered(facts):
         return
-    for line in _lines(erasure, whose, todo):
+    for line in _lines(erasure, whose, copies, todo):
         output.say(line)
 
 
-def advice(erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -> list[str]:
+def advice(
+    erasure: store.Erasure, policies: tuple[Policy, ...], project: str, *, champions: Sequence[str] = (),
+    copied: bool = False,
+) -> list[str]:  # fmt: skip
     """Return what a person still has to do after an erasure, as sentences with the exact commands."""
     todo: list[str] = []
     if erasure.exports:
         todo.append("Delete these exports, and the copies that were made of them.")
+    if copied:
+        todo.append("Delete these copies of the policies, also where they were imported.")
     serving = next((one.name for one in erasure.policies if one.serves), None)
     tested = next((one for one in policies if one.state in CHALLENGERS), None)
     # The test also ends if the tested policy is clean and the champion is not: a rollback would reject it first.
     if tested is not None and (serving is not None or tested.name in {one.name for one in erasure.policies}):
         todo.append(f"{tested.name} is {tested.state}: end its test with `art-patch rollback --project {project}`.")
     if serving is not None:
-        todo.append(f"A LoRA cannot forget, and {serving} serves. {_way_back(serving, erasure, policies, project)}")
+        todo.append(f"A LoRA cannot forget, and {serving} serves. {_way_back(erasure, policies, champions, project)}")
     elif erasure.policies:
         todo.append("A LoRA cannot forget, but none of these serves, and the champion did not learn from it.")
     idle = [one.path for one in erasure.policies if one.path and not one.serves]
@@ -275,20 +283,14 @@ def advice(erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -
     return todo
 
 
-def _way_back(serving: str, erasure: store.Erasure, policies: tuple[Policy, ...], project: str) -> str:
+def _way_back(erasure: store.Erasure, policies: tuple[Policy, ...], champions: Sequence[str], project: str) -> str:
     """Return how to let a policy serve that did not learn from the data. The next cycle starts from that policy."""
     tainted = {one.name for one in erasure.policies}
-    champion = next(one for one in policies if one.name == serving)
-    before = sorted((one for one in policies if one.state == "retired"), key=lambda one: one.step, reverse=True)
-    older = [one for one in before if one.model == champion.model and one.step < champion.step]
-    clean = [one.name for one in before if one.model == champion.model and one.name not in tainted]
-    # A rollback goes to the newest earlier champion, so it helps only if that one is clean.
-    if older and older[0].name not in tainted:
-        back = f"Go back to {older[0].name} with `art-patch rollback --project {project}`"
-    elif clean:
-        back = f"Go back to {clean[0]} with `art-patch promote {clean[0]} --project {project}`"
-    else:
-        return "No earlier policy is free of it: begin anew from the base in another --project."
+    retired = {one.name for one in policies if one.state == "retired"} - tainted
+    # One goes back only to a policy that has served; the newest of them has learned most.
+    if not (clean := [name for name in champions if name in retired]):
+        return "No earlier champion is free of it: begin anew from the base in another --project."
+    back = f"Go back to {clean[-1]} with `art-patch rollback --to {clean[-1]} --project {project}`"
     return f"{back}; then `art-patch retrain --project {project}` trains from there, without it."
 
 
@@ -301,7 +303,14 @@ def _sentence(erasure: store.Erasure, whose: str) -> str:
     return f"{whose}: {output.listed(found, 'nothing left but the end of an erasure that was cut short')}"
 
 
-def _lines(erasure: store.Erasure, whose: str, todo: list[str]) -> list[str]:
+_HOW = {
+    "trained": "trained on it",
+    "descends": "descends from one that was",
+    "copy": "an imported copy of one that was",
+}
+
+
+def _lines(erasure: store.Erasure, whose: str, copies: list[JSON], todo: list[str]) -> list[str]:
     if not erasure.found:
         late = "" if erasure.dry_run else "; what apps recorded of it and have not written yet is dropped"
         return [f"nothing is recorded of {whose}{late}"]
@@ -321,6 +330,10 @@ def _lines(erasure: store.Erasure, whose: str, todo: list[str]) -> list[str]:
     if erasure.policies:
         lines.append(f"{counted(len(erasure.policies), 'policy', 'policies')} learned from it:")
         for one in erasure.policies:
-            how = "trained on it" if one.how == "trained" else "descends from one that was"
-            lines.append(f"  {one.name} ({how}; {'serves now' if one.serves else one.state})")
+            lines.append(f"  {one.name} ({_HOW[one.how]}; {'serves now' if one.serves else one.state})")
+    if copies:
+        lines.append(f"{counted(len(copies), 'copy', 'copies')} of these policies left the project:")
+        for each in copies:
+            by = f"{output.ago(now - each['at'])} ago, by {output.one_line(each['who'])}"
+            lines.append(f"  {each['policy']} to {output.one_line(each['to'])} ({by})")
     return [*lines, *(f"-> {one}" for one in todo)]

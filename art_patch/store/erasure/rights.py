@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from art_patch.store.queries.loading import rows_in, some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
 from art_patch.store.write import subject_of
-from art_patch.types import COPIES
+from art_patch.types import COPIES, IMPORTED
 
 _LISTED = 5_000  # ids held at once by retention
 
@@ -193,13 +193,16 @@ def _too_old(connection: Connection, before: float | None, keep: int | None) -> 
     return or_(*conditions) if conditions else false()  # there are at most `keep` runs
 
 
+_PUBLISHED_WITHIN_S = 600.0  # after its manifest was written, a policy is in the ledger
+
+
 @dataclass(frozen=True, slots=True)
 class Taught:
     """A policy that was trained on the erased data, or descends from one. It is only reported here, never deleted."""
 
     name: str
     state: str
-    how: str  # `trained` if the policy was trained on the data, `descends` if one of its ancestors was
+    how: str  # `trained` on the data, `descends` from a policy that was, or an imported `copy` of one of these
     serves: bool  # whether the policy is the champion now
     path: str | None = None  # directory of its adapter; `None` for a base model
 
@@ -220,7 +223,7 @@ class Erasure:
     # Ids of those groups that waited for training and cannot be used with fewer than two members left.
     dead_groups: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()  # exports that hold the data. They are only reported here, never deleted
-    policies: tuple[Taught, ...] = ()  # policies that were trained on the data, and their descendants, oldest first
+    policies: tuple[Taught, ...] = ()  # trained on the data, descendants and imported copies, oldest first
     finishes: bool = False  # whether this run completes an earlier erasure of the same data that was cut short
     # Whether the write-ahead log is free of the data. If not, an open reader prevented it: erase again.
     scrubbed: bool = True
@@ -323,14 +326,31 @@ def _exports(connection: Connection, ids: Collection[str]) -> Iterator[Export]:
 
 
 def _taught(connection: Connection, trained: Collection[str]) -> Iterator[Taught]:
-    """Return the policies that were trained on the data, and all that descend from them."""
-    table, known = tables.policies, set(trained)
-    # Parents are older than their children, so one pass finds all descendants.
+    """Return the policies that were trained on the data, all that descend from them, and imported copies of these."""
+    table, known = tables.policies, dict[str, Any]()
+    # Parents and originals are older than children and copies, so one pass finds all of them.
     for row in connection.execute(select(table).order_by(table.c.created_at)):
-        if row.name in known or row.parent in known:
-            known.add(row.name)
-            how = "trained" if row.name in trained else "descends"
-            yield Taught(row.name, row.state, how, row.state == "champion", row.path)
+        if row.name in trained:
+            how = "trained"
+        elif row.parent in known:
+            how = "descends"
+        elif _is_copy(row, known):
+            how = "copy"
+        else:
+            continue
+        known[row.name] = row
+        yield Taught(row.name, row.state, how, row.state == "champion", row.path)
+
+
+def _is_copy(imported: Any, known: Mapping[str, Any]) -> bool:
+    """Return whether an imported policy is a copy of one of the `known` ones, by what it brought along."""
+    evidence = (imported.metrics.get(IMPORTED) or {}).get("evidence") or {}
+    original = known.get(evidence.get("policy", ""))
+    if original is None or original.base_sha256 != imported.base_sha256:
+        return False
+    # Another project may have a policy of this name. A trainer's manifest is older than the ledger's entry.
+    made_at = evidence.get("made_at")
+    return made_at is None or abs(made_at - original.created_at) < _PUBLISHED_WITHIN_S
 
 
 def cut_short(connection: Connection, subject: dict[str, str]) -> dict[str, Any] | None:

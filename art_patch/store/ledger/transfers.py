@@ -6,7 +6,7 @@ records tell which files hold the user's data; the files themselves are only lis
 """
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -164,6 +164,22 @@ class Transfers(Part):
         """
         with self._database.write(durable=True) as connection:
             note(connection, who, action, detail, time.time())
+
+    def copies_of(self, policies: Collection[str]) -> list[JSON]:
+        """Return the copies of these policies that left the project, oldest first: who made each, when, and where."""
+        table = tables.audit.c
+        query = select(table.at, table.who, table.detail).where(table.action.in_(("export policy", "push policy")))
+        with self._database.read() as connection:
+            return [
+                {
+                    "policy": detail["policy"],
+                    "at": at,
+                    "who": who,
+                    "to": detail.get("directory") or detail["repository"],
+                }
+                for at, who, detail in connection.execute(query.order_by(table.id))
+                if detail["policy"] in policies
+            ]
 
     def _finish(self, export: ExportNote, row: JSON, filters: JSON | None) -> None:
         table = tables.exports
