@@ -136,8 +136,9 @@ def trained(model: Any) -> list[Any]:
 class Ours:
     """The step as the trainer makes it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> None:
         self.model = model
+        self.micro_batch_tokens = micro_batch_tokens
         self.model.eval()
         fuse(self.model)
         self.scorer = Scorer(self.model)
@@ -148,7 +149,7 @@ class Ours:
         self.optimizer.zero_grad()
         examples = [Example((row_of(run),), run.advantage) for group in WORK[work][:groups] for run in group]
         tokens = sum(example.sampled for example in examples)
-        for pack in packs_of(examples, MICRO_BATCH_TOKENS):
+        for pack in packs_of(examples, self.micro_batch_tokens):
             scored = self.scorer.score(pack)
             recorded_N = torch.from_numpy(pack.recorded_N).to(self.model.device)
             loss, _ = policy_loss(

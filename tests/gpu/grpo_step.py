@@ -2,15 +2,19 @@
 
 ::
 
-    python tests/gpu/grpo_step.py [--json] [--size 0.6b 7b] [--device cuda]
+    python tests/gpu/grpo_step.py [--json] [--size 0.6b 7b] [--device cuda] [--micro-batch-tokens 16384]
 
 The work is that of `tests/benchmarks/grpo_step.py`: `siblings`, 8 groups x 8, 512 shared and 64 sampled tokens, and
 `turns`, 4 groups x 4 trajectories x 6 turns. Models are random, in the shapes of Qwen 3 0.6B and Qwen 2.5 7B, with one
 LoRA of rank 8; bf16 weights and a fp32 LoRA on both sides; neither recomputes blocks. TRL gets micro-batches of 8 rows
-of one length. `--size tiny --device cpu` tries the program where there is no card, in fp32.
+of one length, we as many distinct tokens as `TrainConfig` says. `--size tiny --device cpu` tries the program where there is no card, in fp32.
 
 Metrics, for each size and work: `tokens_per_s` (of rows, whether computed or shared), `vs_trl` (TRL's time / ours, the
 best of three each, one after the other), `memory_vs_trl` (peak of what torch allocated, model included).
+
+Seen on 2026-11-27 on an NVIDIA H200 with torch 2.11, TRL 1.16 and micro-batches of 2,400 tokens, another program on the
+card: `siblings_0.6b` 57,680 tokens/s, 2.1 times as fast as TRL with 0.48 of its memory; `turns_0.6b` 20,800 tokens/s,
+0.53 times as fast with 0.43 of its memory. Three quarters of our time are Python's: a step launches 24,000 kernels.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402 - the line above makes ours importable
 
+from art_patch.training import TrainConfig  # noqa: E402
 from tests.benchmarks.grpo_step import SHAPE, WORK, Ours, Trl, make_model, row_of  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
@@ -66,13 +71,13 @@ def measured(side: Ours | Trl, work: str, device: str) -> tuple[float, float]:
     return min(seconds(lambda: side.step(work), device) for _ in range(REPEATS)), peak_gib(device)
 
 
-def compare(size: str, device: str) -> dict[str, float]:
+def compare(size: str, device: str, micro_batch_tokens: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for name in ("ours", "trl"):  # one at a time: two models of 7 B with their activations fill a card
         precision = "bf16" if device == "cuda" else "fp32"
         model = make_model(precision, SIZES[size], device)
-        side = Ours(model) if name == "ours" else Trl(model, precision)
+        side = Ours(model, micro_batch_tokens) if name == "ours" else Trl(model, precision)
         found[name] = {work: measured(side, work, device) for work in WORK}
         say(f"{size}, {name}: seconds and GiB of a step {found[name]}")
         del side, model
@@ -97,6 +102,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--size", nargs="+", choices=tuple(SIZES), default=["0.6b", "7b"])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--micro-batch-tokens", type=int, default=TrainConfig().micro_batch_tokens)
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device; `--size tiny --device cpu` tries the program without one")
@@ -104,7 +110,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu", "date": time.strftime("%Y-%m-%d")
     }  # fmt: skip
     for size in asked.size:
-        metrics |= compare(size, asked.device)
+        metrics |= compare(size, asked.device, asked.micro_batch_tokens)
     targets = [
         Target(f"{work}_{size}_vs_trl", 1, None, "times faster than TRL") for size in asked.size for work in WORK
     ]

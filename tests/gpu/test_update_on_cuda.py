@@ -44,6 +44,7 @@ def test_an_update_of_what_the_engine_sampled_is_served(base_dir: Path, tmp_path
         metrics = run_job(make_job(base_dir, adapters / "agent@1", groups, dtype=dtype), tmp_path / "job")
         assert metrics.logprob_gap_mean_nats is not None
         assert (metrics.steps, metrics.logprob_gap_mean_nats <= most_nats) == (1, True), metrics
+        assert metrics.why_not_shared is None
         running.client.load("agent@1")
         assert ask(running.openai, "agent@1", max_tokens=4)["model"] == "agent@1"
 

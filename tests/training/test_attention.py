@@ -40,14 +40,14 @@ def compare(tree: Tree, *, heads: int, keys: int, width: int, values: int, windo
         for count, size in ((heads, width), (keys, width), (keys, values))
     )
     forest = Forest(tree.nodes, torch.from_numpy(tree.depth_P))
-    ours, _ = tree_attention(None, query, key, value, None, forest=forest, scaling=0.3, sliding_window=window)
     plain = masked_attention(query, key, value, tree, 0.3, window)
-    torch.testing.assert_close(ours, plain, atol=1e-12, rtol=1e-10)
     direction = torch.randn_like(plain)
-    for mine, theirs in zip(
-        torch.autograd.grad(ours, inputs, direction), torch.autograd.grad(plain, inputs, direction), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-10)
+    expected = torch.autograd.grad(plain, inputs, direction)
+    tiled, _ = tree_attention(None, query, key, value, None, forest=forest, scaling=0.3, sliding_window=window)
+    for ours in (tiled, attention.by_masks(query, key, value, forest, 0.3, window)):
+        torch.testing.assert_close(ours, plain, atol=1e-12, rtol=1e-10)
+        for mine, theirs in zip(torch.autograd.grad(ours, inputs, direction), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-10)
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are halved, and scores computed in blocks, at sizes that a test can afford."""
     monkeypatch.setattr(attention, "_CAUSAL_TOKENS", 3)
     monkeypatch.setattr(attention, "_BLOCK_SCORES", 50)
+    monkeypatch.setattr(attention, "_MASKED_TOKENS", 12)
 
 
 @pytest.mark.usefixtures("small")

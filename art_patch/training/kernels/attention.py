@@ -13,16 +13,20 @@ sum of the tiles' gradients is the exact gradient. A shared token gets the sum o
 On a CPU, torch's flash kernel computes a tile. Other devices, a sliding window, and values of another width than keys
 need plain torch operations, in blocks of bounded size.
 
+On a GPU a tile is over before the next one has started: small trees would keep the GPU waiting for Python. There trees
+of some thousands of tokens are computed by torch's own attention with a mask, several small ones at once.
+
 Letters in names and shapes are the axes of a tensor: P packed tokens of the whole tree; L queries and M keys of one
 tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from art_patch.training.data.packing import Node
 
@@ -33,6 +37,10 @@ _CAUSAL_TOKENS = 128
 
 # Scores held at once where there is no kernel: 16 MiB in fp32.
 _BLOCK_SCORES = 1 << 22
+
+# On a GPU: the largest tree for which a mask is made, 128 MiB in bf16, and up to how many tokens trees share a mask.
+_MASKED_TREE_TOKENS = 8192
+_MASKED_TOKENS = 2048
 
 # Arguments with which some models ask for another attention than this one: capped scores, attention sinks.
 _UNSUPPORTED = ("softcap", "s_aux")
@@ -50,6 +58,36 @@ class Forest:
 
     nodes: tuple[Node, ...]  # nodes of all trees; their numbers are positions among the P packed tokens
     depth_P: Tensor  # index of each packed token in its row, as a tensor on the model's device
+    # Masks that were made for `by_masks`: all layers need the same, or two, if some have a window.
+    masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
+
+    def runs(self) -> Iterator[slice]:
+        """Yields the packed tokens of each tree, and of several small ones together."""
+        first = 0
+        roots = [node for node in self.nodes if node.depth == 0]
+        for root, after in zip(roots, [*roots[1:], None], strict=True):
+            if after is None or after.end - first > _MASKED_TOKENS:
+                yield slice(first, root.end)
+                first = root.end
+
+    def mask(self, run: slice, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Returns what is added to the scores (L, L) of a run's L tokens: 0 where a query sees a key, else -inf."""
+        if (found := self.masks.get((run.start, window, dtype))) is not None:
+            return found
+        device, tokens = self.depth_P.device, run.stop - run.start
+        own = [node for node in self.nodes if run.start <= node.start < run.stop]
+        ends = torch.tensor([node.end - run.start for node in own])
+        end_M = ends.repeat_interleave(torch.tensor([node.stop - node.start for node in own])).to(device)
+        place_L = torch.arange(tokens, device=device)
+        # A token is seen by those that follow it in its node, and by all of the nodes below.
+        seen_LM = (place_L[:, None] >= place_L) & (place_L[:, None] < end_M)
+        if window is not None:
+            depth_L = self.depth_P[run]
+            seen_LM &= depth_L[:, None] - depth_L < window
+        # Rows begin at multiples of 16 bytes: else the kernel would copy the mask in each layer.
+        mask = torch.full((tokens, -(-tokens // 8) * 8), -torch.inf, dtype=dtype, device=device)[:, :tokens]
+        self.masks[run.start, window, dtype] = mask.masked_fill_(seen_LM, 0.0)
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +129,30 @@ def tree_attention(
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
     heads, tokens, width = query.shape[1:]
     keys = key.shape[1]
+    if query.device.type == "cuda" and all(run.stop - run.start <= _MASKED_TREE_TOKENS for run in forest.runs()):
+        return by_masks(query, key, value, forest, scaling, sliding_window), None
     # Heads that share keys stand side by side for each token: a tile without a mask sees them as more queries.
     query_HPGD = query.view(keys, heads // keys, tokens, width).transpose(1, 2).contiguous()
     scale = width**-0.5 if scaling is None else scaling
     out_HPGE: Any = _TreeAttention.apply(query_HPGD, key[0], value[0], forest, scale, sliding_window)
     return out_HPGE.permute(1, 0, 2, 3).reshape(1, tokens, heads, -1), None
+
+
+def by_masks(
+    query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float | None, window: int | None
+) -> Tensor:
+    """Computes what `tree_attention` does, of the same shapes, by torch's attention with masks."""
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # torch's kernel for masks wants as many heads of keys as of queries
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    parts = [
+        scaled_dot_product_attention(
+            query[:, :, run], key[:, :, run], value[:, :, run],
+            attn_mask=forest.mask(run, window, query.dtype), scale=scale,
+        )
+        for run in forest.runs()
+    ]  # fmt: skip
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2)
 
 
 class _TreeAttention(torch.autograd.Function):

@@ -36,16 +36,14 @@ _CURE = "serve another base, one of text alone whose checkpoint transformers loa
 
 
 def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
-    """Returns peft, or Unsloth if asked for or `auto` finds it with a CUDA GPU; `ConfigError` if it cannot be used."""
-    if config.backend == "peft":
+    """Returns peft, or Unsloth if it is asked for by name; raises `ConfigError` if that cannot be used here."""
+    if config.backend != "unsloth":
         return "peft"
     installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()
-    if installed and cuda:
-        return "unsloth"
-    if config.backend == "unsloth":
+    if not (installed and cuda):
         missing = "there is no CUDA GPU" if not cuda else "it is not installed (pip install unsloth)"
         raise ConfigError(f"backend='unsloth', but {missing}; take backend='peft', which gives the same policy")
-    return "peft"
+    return "unsloth"
 
 
 def require_machine(config: TrainConfig) -> None:
@@ -108,7 +106,7 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
 
 
 def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, device: torch.device) -> Any:
-    """Loads the base model with a LoRA by Unsloth (https://unsloth.ai/docs), which computes faster than peft on CUDA.
+    """Loads the base model with a LoRA by Unsloth (https://unsloth.ai/docs).
 
     Arguments and result are those of `load_policy`. Call it only in a process that imported Unsloth before
     transformers. Its tests need a GPU (`tests/gpu/test_unsloth.py`).
