@@ -7,7 +7,8 @@
 The work is that of `tests/benchmarks/grpo_step.py`: `siblings`, 8 groups x 8, 512 shared and 64 sampled tokens, and
 `turns`, 4 groups x 4 trajectories x 6 turns. Models are random, in the shapes of Qwen 3 0.6B and Qwen 2.5 7B, with one
 LoRA of rank 8; bf16 weights and a fp32 LoRA on both sides; neither recomputes blocks. TRL gets micro-batches of 8 rows
-of one length, we as many distinct tokens as `TrainConfig` says. `--size tiny --device cpu` tries the program where there is no card, in fp32.
+of one length, we as many distinct tokens as `TrainConfig` says. `--size tiny --device cpu` tries the program where
+there is no card, in fp32.
 
 Metrics, for each size and work: `tokens_per_s` (of rows, whether computed or shared), `vs_trl` (TRL's time / ours, the
 best of three each, one after the other), `memory_vs_trl` (peak of what torch allocated, model included).
