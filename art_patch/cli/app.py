@@ -177,7 +177,10 @@ def root(
         typer.echo(__version__)
         raise typer.Exit
     if env_file is not None:
-        read_env_file(env_file)
+        try:
+            read_env_file(env_file)
+        except KeyboardInterrupt:  # it may be a pipe
+            raise typer.Exit(output.interrupted()) from None
 
 
 def read_env_file(path: Path) -> None:
@@ -232,6 +235,8 @@ def run_app() -> None:
         sys.exit(app(standalone_mode=not as_json))
     except ArtPatchError as error:
         sys.exit(error.exit_code if in_log(error) and not as_json else output.fail(error, as_json=as_json))
+    except typer.Abort:  # Ctrl-C while Typer reads the arguments; without `--json` Typer says so itself
+        sys.exit(output.interrupted())
     except Exception as error:
         if (usage := _usage_error(error)) is not None:
             sys.exit(output.fail(usage, as_json=as_json))

@@ -94,7 +94,7 @@ class _Formatter(logging.Formatter):
             "host": self.host,
             "process": os.getpid(),
             "logger": record.name,
-            "message": one_line(hide(record.getMessage())),
+            "message": one_line(hide(_words(record))),
         }
 
     def fault(self, record: logging.LogRecord) -> list[str]:
@@ -116,6 +116,12 @@ class _Json(_Formatter):
         own = {key: _hidden(value, key) for key, value in getattr(record, "facts", {}).items() if key not in facts}
         fault = self.fault(record)
         return json.dumps(facts | own | ({"exception": fault} if fault else {}))
+
+
+def _words(record: logging.LogRecord) -> str:
+    """Return a record's message; asyncio's quotes an exception that nobody retrieved, which may have a user's text."""
+    words = record.getMessage()
+    return words.partition("\n")[0] if record.name == "asyncio" else words
 
 
 def _hidden(value: Any, key: str = "") -> Any:

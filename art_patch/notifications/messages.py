@@ -22,8 +22,10 @@ def of_move(project: str, move: JSON) -> Message | None:
     """Return the message about a change of a policy's state; `None` if it is not worth one."""
     name, before, after = move["policy"], move["from_state"], move["to_state"]
     if after == "champion":
-        kind: Kind = "rollback" if before == "retired" else "promotion"
-        what = f"{name} serves again" if before == "retired" else f"{name} was promoted and serves"
+        # One is gone back to without a test.
+        goes_back = move["again"] and before in ("retired", "learner")
+        kind: Kind = "rollback" if goes_back else "promotion"
+        what = f"{name} serves again" if goes_back else f"{name} was promoted and serves"
     elif after == "rejected":
         kind, what = "rejection", f"{name} was rejected"
     elif before == "champion" and not str(move["reason"]).startswith("replaced by "):

@@ -7,12 +7,14 @@ have arrived must not come twice. A decision that nobody looked at for a day is 
 import sqlite3
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from logging import getLogger
 from threading import Event
 
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.notifications.messages import Message, of_advice, of_approval, of_move
-from art_patch.notifications.sending import Address, addresses
+from art_patch.notifications.sending import SILENT, Address, addresses
 from art_patch.store import Store
 
 EVERY_S = 2.0
@@ -35,10 +37,9 @@ class Notifier:
 
     def look(self) -> None:
         """Send what was decided and not sent yet; the store's errors are raised."""
-        if self._addresses:
-            for move in self._notices.claim_moves(since=time.time() - _MOST_AGE_S):
-                if (message := of_move(self._project, move)) is not None:
-                    self._send(message)
+        while self._addresses and (moves := self._notices.claim_moves(since=time.time() - _MOST_AGE_S)) is not None:
+            found = (of_move(self._project, move) for move in moves)
+            self._send(*(message for message in found if message is not None))
 
     def keep(self, stop: Event) -> None:
         """Look every `EVERY_S` seconds until `stop` is set, and once more then; log an error of the store once."""
@@ -48,7 +49,7 @@ class Notifier:
             try:
                 self.look()
                 trouble = ""
-            except (ArtPatchError, sqlite3.Error) as error:
+            except (ArtPatchError, sqlite3.Error) as error:  # any other one ends the thread, which begins again
                 if str(error) != trouble and not ends:
                     log.warning("decisions to notify of cannot be read: %s", error)
                 trouble = str(error)
@@ -70,7 +71,19 @@ class Notifier:
         """Whether there is an address."""
         return bool(self._addresses)
 
-    def _send(self, message: Message) -> None:
-        for address in self._addresses:
-            if (cause := address.send(message)) is not None:
-                log.warning("the notification %r was not sent to %s: %s", message.title, address.name, cause)
+    def _send(self, *messages: Message) -> None:
+        if messages:
+            # At once, because no address shall wait for another one.
+            with ThreadPoolExecutor(len(self._addresses)) as pool:
+                list(pool.map(partial(_send_to, messages), self._addresses))
+
+
+def _send_to(messages: Sequence[Message], address: Address) -> None:
+    for number, message in enumerate(messages, 1):
+        if (cause := address.send(message)) is not None:
+            left = len(messages) - number
+            # Who waits for each of many messages to a service that hangs holds up the job.
+            more = f"; nor were {left} more" if cause == SILENT and left else ""
+            log.warning("the notification %r was not sent to %s: %s%s", message.title, address.name, cause, more)
+            if more:
+                return

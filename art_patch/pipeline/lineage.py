@@ -93,7 +93,8 @@ class Remade:
 
 def written(manifest: Mapping[str, Any]) -> JSON | None:
     """Return what a manifest says of the data of its update; `None` if its release did not keep enough of it."""
-    return (manifest.get(policies.DATA) or {}).get(_UPDATE)
+    data: Any = manifest.get(policies.DATA)
+    return data.get(_UPDATE) if isinstance(data, dict) else None
 
 
 def remade(store: Store, directory: Path, policy: str, update: JSON, config: training.TrainConfig) -> Remade:

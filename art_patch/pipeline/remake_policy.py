@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from art_patch import policies, training
 from art_patch._lib.version import __version__
@@ -27,6 +29,36 @@ TOLERANCE = 1e-6
 """The largest difference of two weights that are called equal."""
 
 _ANY_RANK = 1 << 16  # nothing is served
+_MOST_THREADS = 1_024  # of all processes of an update
+
+_Name = Annotated[str, Field(pattern=f"^{policies.NAME_PATTERN.pattern}$")]
+
+
+class _Group(BaseModel):
+    group: str
+    kind: str
+    siblings: list[tuple[str, str | None, float, bool]]
+
+
+class _Update(BaseModel):
+    groups: list[_Group]
+    demonstrations: int
+    pairs: int
+    rehearsed: int
+
+
+class _Made(BaseModel, extra="allow"):
+    threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)]
+
+
+class _Record(BaseModel):
+    """The parts of a manifest that an update is made from again: somebody may have edited the file."""
+
+    parent: _Name
+    champion: _Name
+    art_patch: str
+    made_with: _Made
+    update: _Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +138,11 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     update, config = written(manifest), _config_of(manifest, why_not)
     if update is None or "made_with" not in manifest:
         return _Input({"no_record": "the release that made it did not record what it was given, row by row"})
+    try:
+        _Record.model_validate(manifest | {"update": update})
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return _Input({"no_record": f"what its manifest says of its update cannot be read ({where:.100})"})
     if config is None:
         return _Input(why_not)
     names = {"parent": manifest["parent"]}
@@ -138,7 +175,9 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     here = training.made_with(config) | {"art_patch": __version__}
     # The number of threads is no hindrance: it is set to what it was.
     others = {key: (made.get(key), here[key]) for key in here if key != "threads" and made.get(key) != here[key]}
-    return _Input(why_not, job, _missing(data, why_not), others, int(made["threads"]))
+    if made["threads"] * config.processes > _MOST_THREADS:
+        why_not["settings"] = f"it was made with more than {_MOST_THREADS} threads"
+    return _Input(why_not, job, _missing(data, why_not), others, made["threads"])
 
 
 def _base_of(policy: Policy, why_not: dict[str, str]) -> policies.BaseModel | None:

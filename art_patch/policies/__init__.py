@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
     from art_patch.policies.evidence import Evidence, Received, read_copy, write_manifest
     from art_patch.policies.files import (
-        CONFIG, DATA, MANIFEST, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, data_digests,
+        CONFIG, DATA, MANIFEST, NAME_PATTERN, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, data_digests,
         manifest_to_share, publish_adapter, read_base_model, read_json, remove_adapter, remove_unpublished,
         resolve_model_dir, some, unpublished,
     )

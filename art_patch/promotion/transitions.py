@@ -71,9 +71,9 @@ def promote(
     """
     was = was or check_promotion(ledger, name, state).state
     ensure_loaded(engine, name)
-    if state == "champion" and (percent := control_group_to_come(ledger)):
-        ledger.set_control_group(percent, who=who, now=now)
-    policy = ledger.move(name, state, who=who, reason=reason, metrics=metrics, was=was, now=now)
+    policy = ledger.move(
+        name, state, who=who, reason=reason, metrics=metrics, was=was, now=now, control_percent=CONTROL_PERCENT
+    )
     # The champion has changed, so the promotion has succeeded. The next cycle and the server unload what is left.
     with suppress(EngineError):
         for old in unwanted(ledger, engine.models()):

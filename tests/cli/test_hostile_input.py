@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import typer
 
+from art_patch.cli.app import run_app
+from art_patch.cli.commands.serve import advertised
+from art_patch.errors import ConfigError
 from art_patch.store import open_store
 from art_patch.types import Policy
 from tests.support.command_line import art_patch, says
@@ -47,3 +54,50 @@ def test_an_answer_is_json_whatever_numbers_are_on_record(home: Path):
         done = art_patch(*command, "--json", home=home)
         assert "lower_bound" in done.stdout
         json.loads(done.stdout, parse_constant=int)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_before_a_command_begins_is_no_traceback(tmp_path: Path, options: list[str], by: signal.Signals):
+    os.mkfifo(tmp_path / "env")
+    command = [sys.executable, "-m", "art_patch", "--env-file", tmp_path / "env", "status", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "env").open("w"):  # once it reads
+        process.send_signal(by)
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert error.startswith("art-patch: interrupted; ") and "Traceback" not in error
+
+
+def test_typer_gives_up_while_it_reads_the_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stopped(**_: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr(sys, "argv", ["art-patch", "status", "--json"])
+    monkeypatch.setattr("art_patch.cli.app.app", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_app()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.startswith("art-patch: interrupted; ")
+
+
+def test_an_address_of_ipv6_stands_in_brackets_and_one_of_ipv4_may():
+    assert advertised("http://[fd00::1]:8700") == ("http://[fd00::1]:8700", "fd00::1")
+    assert advertised("http://[10.0.0.1]:8700") == ("http://10.0.0.1:8700", "10.0.0.1")
+    assert advertised("https://gpu1.internal/v1") == ("https://gpu1.internal/v1", "gpu1.internal")
+    for wrong in (
+        "http://fd00::1:8700",
+        "http://[fd00::1",
+        "http://[10.0.0.1]:x",
+        "gpu1:8700",
+        "ftp://gpu1",
+        "http://",
+    ):
+        with pytest.raises(ConfigError, match="is not an address"):
+            advertised(wrong)

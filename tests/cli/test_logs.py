@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import logging
 import socket
@@ -155,6 +157,25 @@ def test_no_secret_and_no_text_of_a_user_is_in_a_line(capsys: pytest.CaptureFixt
     for line in map(json.loads, lines_of(capsys, log_format="json")):
         assert "4111" not in str(line) and "sk-proj" not in str(line)
     assert len(lines_of(capsys, log_level="debug")) == len(said) + 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_exception_that_nobody_retrieved_is_logged_without_its_words(
+    capsys: pytest.CaptureFixture[str], log_format: str
+):
+    async def forget() -> None:
+        async def fail() -> None:
+            raise ValueError("my card is 4111 1111 1111 1111")
+
+        task = asyncio.create_task(fail(), name="fails")
+        await asyncio.wait([task])
+
+    with Log(log_format=log_format):
+        asyncio.run(forget())
+        gc.collect()
+    said = capsys.readouterr().err
+    assert "4111" not in said
+    assert "Task exception was never retrieved" in said and "ValueError" in said
 
 
 @pytest.mark.parametrize(

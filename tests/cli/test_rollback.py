@@ -15,6 +15,7 @@ import pytest
 
 from art_patch import promotion
 from art_patch.cli.commands.rollback import rollback
+from art_patch.errors import EngineError
 from art_patch.store import open_store, read_route
 from art_patch.types import Policy
 
@@ -77,3 +78,26 @@ def test_a_canary_is_given_up_although_the_engines_key_is_gone(url: str, capsys:
         "champion": "agent@0", "test_ended": "agent@1", "rejected": "agent@1", "was": "agent@0", "rewards": {},
         "apps": 0, "dry_run": False,
     }  # fmt: skip
+
+
+def test_an_error_behind_the_end_of_a_test_says_that_it_has_ended(url: str, monkeypatch: pytest.MonkeyPatch):
+    """`--to` ends the test first; what comes behind it may fail."""
+    with closing(open_store(url)) as store:
+        earlier = Policy("agent@2", "base", "0" * 64, "candidate", time.time(), "nowhere", "agent@0")
+        store.ledger.move("agent@1", "rejected", who="test", reason="another one first")
+        store.ledger.add_candidate(earlier, trained_on=[], who="test")
+        store.ledger.move("agent@2", "champion", who="test", reason="better")
+        later = Policy("agent@3", "base", "0" * 64, "candidate", time.time(), "nowhere", "agent@2")
+        store.ledger.add_candidate(later, trained_on=[], who="test")
+        store.ledger.move("agent@3", "canary", percent=5, who="test", reason="try it")
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise EngineError("the engine does not load agent@0")
+
+    monkeypatch.setattr(promotion, "rollback", failing)
+    said = r"^the test of agent@3 has ended, but agent@0 does not answer yet: the engine does not load agent@0$"
+    with pytest.raises(EngineError, match=said):
+        rollback(store=url, to="agent@0")
+    assert (read_route(url).champion, read_route(url).challenger) == ("agent@2", None)
+    with pytest.raises(EngineError, match=r"^the engine does not load agent@0$"):
+        rollback(store=url, to="agent@0")

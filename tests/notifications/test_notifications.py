@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -19,6 +20,8 @@ from art_patch.cli.app import app
 from art_patch.cli.commands.notify import tell_people
 from art_patch.errors import ConfigError
 from art_patch.notifications import Notifier, addresses
+from art_patch.notifications.messages import of_test
+from art_patch.notifications.sending import SILENT
 from art_patch.policies import base_fingerprint
 from art_patch.settings import load_settings
 from art_patch.store import Store, open_store
@@ -179,7 +182,7 @@ def test_a_message_that_is_refused_is_logged_once_without_its_address(store: Sto
     notifier.look()
     notifier.look()
     assert webhook.titles == ["art_patch default: agent@1 was promoted and serves"]
-    first, second = log
+    first, second = sorted(log)
     what = "the notification 'art_patch default: agent@1 was promoted and serves' was not sent to"
     assert first.startswith(f"{what} JSON (address 1): ") and "403" in first
     assert second.startswith(f"{what} JSON (address 3): ") and "onnection" in second
@@ -217,6 +220,87 @@ def test_do_not_switch_is_told_when_the_verdict_turns(tmp_path: Path, store: Sto
         "art_patch default: do not switch: upstream is the better choice now",
     ]
     assert "`art-patch report`" in webhook.got[1]["message"]
+
+
+def test_more_decisions_than_are_claimed_at_once(store: Store):
+    notices = store.notices
+    assert notices.claim_moves(since=0.0) in ([], None)
+    add(store, *range(1, 251))
+    told: list[str] = []
+    while (moves := notices.claim_moves(since=0.0)) is not None:
+        told += [move["policy"] for move in moves]
+        assert len(moves) <= 100
+    assert told == ["agent@0", "agent@0", *(f"agent@{step}" for step in range(1, 251))]
+
+
+def test_a_learner_that_served_before_serves_again(store: Store, webhook: Webhook):
+    notifier, ledger = Notifier(webhook.url(), "shop", store), store.ledger
+    add(store, 1)
+    notifier.look()
+    ledger.move("agent@0", "learner", who="ada", reason="upstream")
+    ledger.move("agent@0", "champion", who="ada", reason="rollback --to")
+    notifier.look()
+    assert [(each["title"], each["type"]) for each in webhook.got] == [
+        ("art_patch shop: agent@0 serves no more, upstream answers", "info"),
+        ("art_patch shop: agent@0 serves again", "info"),
+    ]
+
+
+class Hanging:
+    """A server that takes a request, and answers a byte at a time or without end; it may be asked to go elsewhere."""
+
+    def __init__(self, answer: bytes, goes_on: bytes) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.asked, self._answer, self._goes_on = 0, answer, goes_on
+        Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"json://127.0.0.1:{self.socket.getsockname()[1]}/{TOKEN}"
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = self.socket.accept()
+                self.asked += 1
+                Thread(target=self._speak, args=(caller,), daemon=True).start()
+
+    def _speak(self, caller: socket.socket) -> None:
+        with suppress(OSError), caller:
+            caller.recv(1 << 16)
+            caller.sendall(self._answer)
+            while self._goes_on:
+                caller.sendall(self._goes_on)
+                time.sleep(0.2 if len(self._goes_on) < 100 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goes_on", [b"x", b"x" * 1_000_000], ids=["drips", "floods"])
+def test_a_service_whose_answer_never_ends_holds_up_nobody(
+    store: Store, webhook: Webhook, log: list[str], goes_on: bytes
+):
+    hanging = Hanging(b"HTTP/1.1 200 OK\r\n\r\n", goes_on)
+    add(store, 1, 2)
+    notifier = Notifier(f"{hanging.url} {webhook.url()}", "default", store)
+    notifier.look()
+    for step in (1, 2):
+        store.ledger.move(f"agent@{step}", "rejected", who="test", reason="worse")
+    notifier.look()
+    hanging.socket.close()
+    assert webhook.titles == [f"art_patch default: agent@{step} was rejected" for step in (1, 2)]
+    assert [line for line in log if TOKEN in line] == []
+    assert all("was not sent to JSON (address 1): " in line for line in log)
+    if len(goes_on) == 1:
+        assert (hanging.asked, len(log)) == (1, 1)
+        assert log[0].endswith(f"{SILENT}; nor were 1 more")
+
+
+def test_what_is_quoted_in_an_address_is_hidden_too(webhook: Webhook):
+    setting = f"json://ada:p%40ss%2Fword@127.0.0.1:{webhook.server.server_port}/bad/sec%20ret%21%21"
+    (address,) = addresses(setting)
+    said = str(address.send(of_test("shop")))
+    assert "403" in said and not [part for part in ("p@ss", "word", "sec ret") if part in said]
+    assert address._hidden("p@ss/word at sec ret!!") == "*** at ***"
 
 
 def test_the_command_that_tries_it(webhook: Webhook):

@@ -166,3 +166,17 @@ def test_two_people_who_end_a_test_at_once_reject_nothing(place: Store):
     with pytest.raises(TransitionError, match="agent@0 is learner, and no test of it is running"):
         place.ledger.end_test("agent@0", who="bob", reason="worse")
     assert states(place)["agent@0"] == "learner"
+
+
+def test_the_control_group_begins_with_its_champion_or_not_at_all(store: Store):
+    store.ledger.add_base("agent@0", "base", "0" * 64, who="test", upstream_answers=True)
+    move = store.ledger.move
+    with pytest.raises(TransitionError, match="was canary"):
+        move("agent@0", "champion", who="server", reason="won", was="canary", control_percent=5.0)
+    assert store.ledger.route().control_percent == 0.0
+    move("agent@0", "champion", who="server", reason="won", was="learner", control_percent=5.0)
+    assert (store.ledger.route().champion, store.ledger.route().control_percent) == ("agent@0", 5.0)
+    store.ledger.set_control_group(0, who="ada")
+    move("agent@0", "learner", who="ada", reason="back")
+    move("agent@0", "champion", who="server", reason="won", control_percent=5.0)
+    assert store.ledger.route().control_percent == 0.0, "a share that was set stays"

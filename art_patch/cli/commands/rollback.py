@@ -11,7 +11,7 @@ from art_patch.cli.commands.policies import REASON, find_engine, unload
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import TransitionError
+from art_patch.errors import ArtPatchError, TransitionError
 from art_patch.settings import Settings
 
 
@@ -85,8 +85,13 @@ def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, rea
         ended = promotion.give_up(ledger, None, who=who, reason=reason)
     # So also if a server has promoted the tested policy in this moment.
     if _answering(ledger) != to:
-        # A rollback is urgent: an engine that takes longer than a second is not waited for.
-        promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), to=to, who=who, reason=reason)
+        try:
+            # A rollback is urgent: an engine that takes longer than a second is not waited for.
+            promotion.rollback(ledger, find_engine(settings, ledger, within_s=1.0), to=to, who=who, reason=reason)
+        except ArtPatchError as error:
+            if ended is not None:
+                error.args = (f"the test of {ended} has ended, but {to} does not answer yet: {error}",)
+            raise
     if ended is not None and ended not in promotion.wanted(ledger):
         unload(settings, ledger, ended)
     return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -97,7 +98,9 @@ def serve(
     from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
     settings = project.settings()
-    names = _names(advertise)
+    if advertise is not None:
+        advertise, host_name = advertised(advertise)
+    names = [] if advertise is None else [host_name]
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, who = read_key(key_file), project.actor("serve")
     policies.check_name(f"{model.name}@0")
@@ -194,15 +197,23 @@ def serve(
         opened.close()
 
 
-def _names(advertised: str | None) -> list[str]:
-    """Return the host name of the advertised address, which a reverse proxy may pass on in requests."""
-    if advertised is None:
-        return []
+def advertised(address: str) -> tuple[str, str]:
+    """Return the address that apps call, and its host name, which a reverse proxy may pass on in requests.
+
+    An address of IPv4 may stand in brackets, so that a recipe can write both kinds alike: `http://[$(POD_IP)]:8700`.
+    """
+    plain = re.sub(r"^(https?://)\[([0-9.]+)\]", r"\1\2", address)
     with suppress(ValueError):
-        address = urlsplit(advertised)
-        if address.scheme in ("http", "https") and address.hostname:
-            return [address.hostname]
-    raise ConfigError(f"--advertise {advertised} is not an address; write it like http://gpu1:8700")
+        parts = urlsplit(plain)
+        _ = (
+            parts.port
+        )  # which must be a number: without brackets, it cannot be told from the rest of an address of IPv6
+        at = parts.netloc.rpartition("@")[2]
+        if parts.scheme in ("http", "https") and parts.hostname and (at.count(":") < 2 or at.startswith("[")):
+            return plain, parts.hostname
+    raise ConfigError(
+        f"--advertise {address} is not an address; write it like http://gpu1:8700, or http://[fd00::1]:8700 for IPv6"
+    )
 
 
 def _present(ledger: store.Ledger) -> Policy | None:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from art_patch.errors import ConfigError, NotFound, TransitionError
 from art_patch.store.backends.database import Database, decide_alone
-from art_patch.store.ledger.route import ROUTE_KEY
+from art_patch.store.ledger.route import CONTROL_KEY, ROUTE_KEY
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import EVERY_AGENT, tables
 from art_patch.types import CHALLENGERS, CONTINUABLE, JSON, Policy, PolicyState, check_move
@@ -348,6 +348,14 @@ def set_control(connection: Connection, key: str, value: str) -> None:
         row["agent_id"] = EVERY_AGENT
     if not connection.execute(update(table).where(table.c.key == key).values(row)).rowcount:
         connection.execute(insert(table).values(row))
+
+
+def set_share(connection: Connection, percent: float, who: str, at: float) -> None:
+    """Set the share of the control group, and note it, unless it is this one already."""
+    shares: list[tuple[float, float]] = json.loads(control_of(connection, CONTROL_KEY) or "[]")
+    if not shares or percent != shares[-1][1]:  # a 0 that was set stays: no promotion begins a group
+        set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
+        note(connection, who, "control group", {"percent": percent}, at)
 
 
 # `previous` of the first audit entry of a project.

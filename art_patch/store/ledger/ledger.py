@@ -190,6 +190,7 @@ class Ledger(Part):
     def move(
         self, name: str, state: PolicyState, *, who: str, reason: str, metrics: JSON | None = None,
         percent: float | None = None, was: PolicyState | None = None, now: float | None = None,
+        control_percent: float | None = None,
     ) -> Policy:  # fmt: skip
         """Change the state of a policy, and the route with it, in one transaction.
 
@@ -215,6 +216,8 @@ class Ledger(Part):
                 metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
             was: the state that the caller has decided on; given, no other state is changed.
+            control_percent: share of the control group that begins if a champion takes upstream's place, unless a share
+                was ever set.
 
         Raises:
             NotFound: if there is no such policy.
@@ -225,6 +228,9 @@ class Ledger(Part):
         """
         at = time.time() if now is None else now
         with self._deciding() as connection:
+            begins = state == "champion" and decisions.champion_of(connection) is None
+            if begins and control_percent and decisions.control_of(connection, CONTROL_KEY) is None:
+                decisions.set_share(connection, control_percent, who, at)
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent, was)
 
     def check_test(self, policy: Policy, state: PolicyState, percent: float | None = None) -> None:
@@ -355,10 +361,7 @@ class Ledger(Part):
         if not 0 <= percent <= 50:
             raise ConfigError(f"the control group has from 0 to 50 percent of the sessions, not {percent}")
         with self._deciding() as connection:
-            shares: list[tuple[float, float]] = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
-            if not shares or percent != shares[-1][1]:  # a 0 that was set stays: no promotion begins a group
-                decisions.set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
-                note(connection, who, "control group", {"percent": percent}, at)
+            decisions.set_share(connection, percent, who, at)
 
     def keep_control_look(self, look: JSON) -> None:
         """Keep what the newest comparison of the champion with the control group found, for people."""

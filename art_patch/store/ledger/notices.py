@@ -15,33 +15,39 @@ from art_patch.store.schema import tables
 from art_patch.types import JSON
 
 _KEY = "made known"
-_MOST = 100
+_MOST = 100  # moves that are handed out at once: what a process that is killed at this moment leaves unsaid
 
 
 class Notices(Part):
     """Hands out what is to be made known, once."""
 
-    def claim_moves(self, *, since: float) -> list[JSON]:
-        """Return the changes of policies' states that were not made known yet, oldest first, and note that they are.
+    def claim_moves(self, *, since: float) -> list[JSON] | None:
+        """Return changes of policies' states that were not made known yet, oldest first, and note that they are.
 
-        The first call of a project returns none, so that no old history is told. Changes before `since` are skipped.
+        `None` if there is no other one; else there may be more. The first call of a project returns none, so that no
+        old history is told. Changes before `since` are skipped. `again` tells that the policy was champion before.
         """
         table = tables.promotions
         with self._database.read() as connection:
             newest = connection.scalar(select(func.max(table.c.id))) or 0
             known = json.loads(control_of(connection, _KEY) or "{}").get("move")
         if known == newest:
-            return []
+            return None
         with self._database.write(durable=True) as connection:
             decide_alone(connection)
             kept = json.loads(control_of(connection, _KEY) or "{}")
-            known = kept.get("move", newest)
+            newest = connection.scalar(select(func.max(table.c.id))) or 0  # another process may have added some
+            # A table that was put back from a backup alone has fewer moves.
+            known = min(kept.get("move", newest), newest)
             columns = [column for column in table.c if column.name not in tables.SCOPE]
-            query = select(*columns).where(table.c.id > known).order_by(table.c.id.desc()).limit(_MOST)
-            rows = [dict(row) for row in connection.execute(query).mappings()][::-1]
-            newest = rows[-1]["id"] if rows else known
-            set_control(connection, _KEY, json.dumps(kept | {"move": newest}))
-        return [row for row in rows if row["at"] >= since]
+            query = select(*columns).where(table.c.id > known).order_by(table.c.id).limit(_MOST)
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+            set_control(connection, _KEY, json.dumps(kept | {"move": rows[-1]["id"] if rows else known}))
+            names = {row["policy"] for row in rows}
+            served = select(table.c.policy, func.min(table.c.id)).where(table.c.to_state == "champion")
+            served = served.where(table.c.policy.in_(names)).group_by(table.c.policy)
+            first = {policy: id for policy, id in connection.execute(served)}
+        return [row | {"again": row["id"] > first.get(row["policy"], row["id"])} for row in rows if row["at"] >= since]
 
     def claim_words(self, about: str, words: str) -> bool:
         """Note what is said about something, and return whether something else was said last, or nothing."""
