@@ -250,6 +250,8 @@ def watch_beside(
                     return job(own)
             # Whatever it is: a server whose thread has ended would answer on, but nobody would end a bad canary's test.
             except Exception as error:
+                if stop.is_set():
+                    return
                 expected = isinstance(error, ArtPatchError)
                 why = str(error) if expected else type(error).__name__
                 log.warning("the server's %s failed and begins again: %s", job.__name__, why, exc_info=not expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from contextlib import ExitStack, suppress
@@ -25,7 +26,7 @@ from art_patch.cli.commands.policies import UPKEEP, watch_beside
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Output
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import ConfigError
+from art_patch.errors import ConfigError, StoreError
 from art_patch.settings import Settings, load_settings
 from art_patch.types import Policy
 
@@ -189,11 +190,16 @@ def serve(
             watcher.join(_LAST_LOOK_S)
         event("serve", "the server ends", event="end")
         watching.close()
-        # Compare and replace: another server of the project may take the route at this moment.
-        if here and (route := opened.ledger.route()).base_url == here[0].base_url:
-            opened.ledger.set_engine(None, before=route, who=who)
-        if here:
-            opened.servers.remove(here[0])
+        try:
+            # Compare and replace: another server of the project may take the route at this moment.
+            if here and (route := opened.ledger.route()).base_url == here[0].base_url:
+                opened.ledger.set_engine(None, before=route, who=who)
+            if here:
+                opened.servers.remove(here[0])
+        except StoreError as error:
+            # Apps find nobody at that address, which takes a quarter of a second at most, and then leave it alone.
+            words = "the route still names this server, until another one takes it; apps go upstream meanwhile: %s"
+            event("serve", words, error, event="route left", level=logging.WARNING)
         opened.close()
 
 
