@@ -15,6 +15,10 @@ _MOST_APPS = 10
 _COUNTS = {
     "queued": "queued", "recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed",
 }  # fmt: skip
+_FORMS: dict[str, type] = {
+    "mode": str, "art_patch": str, "instrumented": list, "degraded": list, "bypasses": dict,
+    **dict.fromkeys(_COUNTS, int),
+}  # fmt: skip
 
 
 def print_status(facts: dict[str, Any]) -> None:
@@ -123,7 +127,17 @@ def _differ(metrics: dict[str, Any]) -> str:
     )
 
 
+def _well_formed(app: dict[str, Any]) -> dict[str, Any]:
+    """Return what an app process said, as far as it has the form: other releases say less, or something else."""
+    kept = {key: value for key, value in app.items() if isinstance(value, _FORMS.get(key, object))}
+    kept = {"mode": "", "instrumented": [], "degraded": [], "bypasses": {}} | kept
+    lists = {key: list(map(str, kept[key])) for key in ("instrumented", "degraded")}
+    counts = {name: count for name, count in kept["bypasses"].items() if isinstance(count, int)}
+    return kept | lists | {"bypasses": counts}
+
+
 def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
+    apps = list(map(_well_formed, apps))
     live = [app for app in apps if now - app["at"] < store.APPS_LIVE_S]
     shown, others = live[:_MOST_APPS], live[_MOST_APPS:] + [app for app in apps if app not in live]
     output.stdout().print()

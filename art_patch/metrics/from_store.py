@@ -133,5 +133,4 @@ def _cycle(page: Page, settings: Settings) -> None:
 def _apps(page: Page, store: Store, now: float) -> None:
     # With a process, its series end.
     for app in store.read.apps(since=now - APPS_LIVE_S):
-        if isinstance(app.facts, Mapping):
-            add_app(page, app.id, app.facts, at=app.at)
+        add_app(page, app.id, app.facts, at=app.at)

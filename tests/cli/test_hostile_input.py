@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -17,7 +19,7 @@ from art_patch.cli.app import run_app
 from art_patch.cli.commands.serve import advertised
 from art_patch.errors import ConfigError
 from art_patch.store import open_store
-from art_patch.types import Policy
+from art_patch.types import AppReport, Policy
 from tests.support.command_line import art_patch, says
 from tests.support.run_samples import fill
 
@@ -101,3 +103,35 @@ def test_an_address_of_ipv6_stands_in_brackets_and_one_of_ipv4_may():
     ):
         with pytest.raises(ConfigError, match="is not an address"):
             advertised(wrong)
+
+
+def test_what_an_app_says_wrongly_costs_nobody_a_look(home: Path):
+    now = time.time()
+    odd: list[Any] = [
+        [1], {}, {"mode": ["x"], "recorded": "9", "at": "x", "id": [1]}, {"instrumented": 3, "degraded": [3, None]},
+        {"bypasses": {"a": None, "b": 2}, "instrumented": [1, "x"]}, {"champion": [1], "challenger_percent": {}},
+    ]  # fmt: skip
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        store.write([AppReport(f"odd:{number}", now, facts) for number, facts in enumerate(odd)])
+        store.write([AppReport("ours:1", now, {"recorded": 7, "mode": "route", "instrumented": ["openai 1.2"]})])
+    for command in (("status",), ("status", "--json"), ("status", "--prometheus"), ("mode", "route", "--dry-run")):
+        done = art_patch(*command, home=home)
+        assert done.returncode == 0, done.stderr
+        assert "ours:1" in done.stdout or command[0] == "mode"
+
+
+def test_a_report_that_somebody_edited_is_no_report(home: Path):
+    whole: Any = {"outcome": "promoted", "began_at": 1.0}
+    reports: list[Any] = [
+        whole | {"reason": "fine"}, [1], {"outcome": "x"}, whole | {"began_at": "x"}, whole | {"began_at": 1e300},
+        whole | {"metrics": [1]}, whole | {"metrics": {"judge": {"cost_usd": "x"}}}, whole | {"stages_s": [1]},
+        whole | {"stages_s": {"train": "x"}}, whole | {"took_s": "x"}, whole | {"took_s": 10**400},
+    ]  # fmt: skip
+    (home / "default" / "cycles").mkdir()
+    for number, report in enumerate(reports):
+        (home / "default" / "cycles" / f"2026-{number:02}.json").write_text(json.dumps(report))
+    done = art_patch("cycles", "--json", home=home)
+    assert [each["id"] for each in json.loads(done.stdout)["cycles"]] == ["2026-00"]
+    assert "2026-00  promoted" in art_patch("cycles", home=home).stdout
+    for number in range(1, len(reports)):
+        says(art_patch("cycles", "show", f"2026-{number:02}", home=home), 19, "is gone or cannot be read")

@@ -130,12 +130,16 @@ def _files(directory: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         facts: Any = json.loads(path.read_text("utf-8"))
-        kept: dict[str, Any] = {"outcome": facts["outcome"], "began_at": facts["began_at"]} | facts
-    except (OSError, ValueError, KeyError, TypeError):  # a cycle that ended just now deleted it, or somebody edited it
+        kept: dict[str, Any] = facts | {"outcome": str(facts["outcome"]), "began_at": float(facts["began_at"])}
+        time.localtime(kept["began_at"])
+        kept |= {"took_s": float(facts.get("took_s") or 0.0), "reason": str(facts.get("reason") or "")}
+        kept |= {"stages_s": {key: float(value) for key, value in (facts.get("stages_s") or {}).items()}}
+        metrics: dict[str, Any] = dict(facts.get("metrics") or {})
+        costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
+        known = [float(cost) for cost in cast("list[Any]", costs) if cost is not None]
+    # A cycle that ended just now deleted it, or somebody edited it.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    metrics: dict[str, Any] = kept.get("metrics") or {}
-    costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
-    known = [cost for cost in cast("list[Any]", costs) if cost is not None]
     return {
         "id": path.stem,
         **kept,

@@ -95,7 +95,7 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
             for policy in opened.ledger.policies()
         ],
         "history": opened.ledger.history(limit=10),
-        "apps": [{"id": each.id, "at": each.at, **each.facts} for each in apps],
+        "apps": [{**each.facts, "id": each.id, "at": each.at} for each in apps],
     }
 
 
