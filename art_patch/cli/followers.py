@@ -17,6 +17,9 @@ from art_patch.settings import Settings
 SEEN_S = 90.0
 WAIT_S = 30.0
 _LOOK_EVERY_S = 0.25
+# By how much the clock of an app's machine may be slow. While one waits, a report that is older than `SEEN_S` and
+# changes is of a process that lives.
+_SLOW_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,16 @@ class Followers:
 
 
 def followed(opened: store.Store, settings: Settings, *, wait: Wait, dry: DryRun) -> Followers:
-    """Look which app processes follow the present route; `wait` for all of them, for `WAIT_S` at most."""
+    """Look which app processes follow the present route; `wait` for all of them, for `WAIT_S` at most.
+
+    Reports carry the time of the app's machine. One of a machine whose clock is slow counts once it changes.
+    """
     waits = wait.wait and not dry.dry_run
     until = time.monotonic() + WAIT_S
+    # An app reports at its next look at the route that it follows.
+    until_heard = time.monotonic() + min(WAIT_S, 2 * settings.poll_interval_s + 1.0)
     since = time.time() - SEEN_S
+    before = {app.id: app.at for app in opened.read.apps(since=since - _SLOW_S)}
     while True:
         route, follow, others = opened.ledger.route(), list[str](), list[str]()
         # As apps see it: without a champion, the learner gets copies of their calls.
@@ -93,12 +102,17 @@ def followed(opened: store.Store, settings: Settings, *, wait: Wait, dry: DryRun
         # Without one in the store, each app goes by its own.
         wanted |= {} if route.mode is None else {"mode": route.mode}
         shares |= {} if route.canary_percent is None else {"canary_percent": route.canary_percent}
-        for app in opened.read.apps(since=since):
+        silent = False
+        for app in opened.read.apps(since=since - _SLOW_S):
+            if app.at < since and before.get(app.id) == app.at:
+                silent = True  # it has ended, or its clock is slow
+                continue
             does = all(app.facts.get(name) == value for name, value in wanted.items())
             # An app of an older release does not tell its shares.
             does = does and all(app.facts.get(name, value) == value for name, value in shares.items())
             (follow if does else others).append(app.id)
-        if not (waits and others) or time.monotonic() > until:
+        now = time.monotonic()
+        if not waits or now > until or not (others or (silent and now < until_heard)):
             return Followers(tuple(follow), tuple(others), settings.poll_interval_s, waits, dry.dry_run)
         time.sleep(_LOOK_EVERY_S)
 

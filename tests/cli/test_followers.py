@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -101,3 +102,24 @@ def test_who_does_not_follow_is_named(home: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(followers.typer.Exit) as ended:
         found.end()
     assert ended.value.exit_code == 1
+
+
+def test_an_app_whose_clock_is_slow_counts_once_it_reports(home: Path):
+    settings, slow_s = load_settings(home=home), 10 * followers.SEEN_S
+    facts = {"mode": "route", "champion": None, "challenger": None}
+    with closing(open_store(settings.store_url)) as store:
+        now = time.time() - slow_s
+        store.write([AppReport("slow:1", now, facts), AppReport("ended:1", now, facts)])
+        store.ledger.set_mode("record", who="test")
+
+        def report() -> None:
+            with closing(open_store(settings.store_url)) as own:
+                own.write([AppReport("slow:1", now + 1.0, facts | {"mode": "record"})])
+
+        thread = Timer(0.5, report)
+        thread.start()
+        found = followers.followed(store, settings, wait=followers.Wait(True), dry=followers.DryRun())
+        thread.join()
+        assert (found.follow, found.others) == (("slow:1",), ())
+        found = followers.followed(store, settings, wait=followers.Wait(False), dry=followers.DryRun())
+        assert (found.follow, found.others) == ((), ())
