@@ -45,6 +45,7 @@ _SECRET_NAME = (
     r"|(?:^|-)(?:key|token|sig|auth)\Z"
 )
 _MIXED = r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])"
+_TASK = r"(?<=\btask:)[0-9a-f]{32}"
 _CALLED = r"(?:pass(?:word|wd|phrase|code)|secret|api[ _-]?key|token)"
 _SAID = r"[^\s'\",;]*[^\s'\",;.:!?)\]}]"
 _NO_SECRET = (
@@ -65,7 +66,8 @@ _RULES = (
     ),
     _Rule(r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6}", r"[A-Za-z0-9*_-]*"),
     _Rule(r"\beyJ[A-Za-z0-9_-]{8}", r"[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*"),
-    _Rule(r"\b[A-Za-z0-9_-]{32}", r"[A-Za-z0-9_-]*\b", looks=_MIXED),
+    # But not the hash that names a task: `grouping` computes it, so it is no secret, and logs are read by it.
+    _Rule(rf"\b(?!{_TASK}(?![\w-]))[A-Za-z0-9_-]{{32}}", r"[A-Za-z0-9_-]*\b", looks=_MIXED),
     _Rule(r"\b(?:org-|proj_)(?=[A-Za-z]{0,32}\d)[A-Za-z0-9]{8}", r"[A-Za-z0-9]*\b"),
     _Rule(r"(?i)[?&](?:code|ticket|session|sid|pass|pwd)=", r"[^\s'\",;&}\])]+", keeps=0),
     # "API key abc1 is wrong", and "the password is swordfish", but not "the password is wrong".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -104,5 +105,30 @@ def test_scenarios_tell_what_the_newest_candidate_won(home: Path):
     assert found == {"plums": (2, 0.75, "won"), "pears": (2, 0.375, "lost")}
     page = art_patch("scenarios", home=home, COLUMNS="80").stdout
     assert max(map(len, page.splitlines())) <= 80
-    assert "plums 2 0.75 1.00 0.50 won" in " ".join(page.split())
+    assert "2 0.75 1.00 0.50 won plums" in " ".join(page.split())
     assert "2 of 2; candidate agent@2, champion agent@1" in page
+
+
+def test_scenarios_are_told_apart_by_their_text_and_an_untested_import_is_not_the_candidate(home: Path):
+    key, words = "task:d309a99bf96eaef1a867543da96b74a5", "what do three [b]plums[/b] cost, if I buy them today?"
+    store = open_store(f"sqlite:///{home}/default/store.db")
+    asked = run("c1", "agent@2", 1.0)
+    (call,) = asked.calls
+    asked = replace(asked, calls=(replace(call, messages=({"role": "user", "content": words},)),))
+    store.write([asked.info, *asked.calls, *asked.scores])
+    store.ledger.add_groups([Group("g3", key, "same_task", (asked,))], now=NOON)
+    for step in (3, 4):
+        brought = Policy(f"agent@{step}", "/base", "ff", "candidate", NOON + step * 9_000, "/a", None, {"imported": {}})
+        store.ledger.add_candidate(brought, trained_on=[], who="ada")
+    store.close()
+    told = json.loads(art_patch("scenarios", "--json", home=home).stdout)
+    assert (told["candidate"], told["not_answering"]) == ("agent@2", ["agent@4", "agent@3"])
+    assert {each["key"]: each["opening"] for each in told["scenarios"]} == {
+        "plums": "SECRET", "pears": "SECRET", key: words
+    }  # fmt: skip
+    page = art_patch("scenarios", home=home, COLUMNS="80").stdout
+    lines = [" ".join(line.split()) for line in page.splitlines()]
+    assert lines[0] == "runs reward candidate champion outcome held out task"
+    assert any(line.startswith("1 1.00 1.00 what do three [b]plum") and line.endswith("…") for line in lines)
+    assert lines[-1].endswith("champion agent@1; newer and without an answer to apps: agent@4, agent@3")
+    assert key not in page and max(map(len, page.splitlines()[:-1])) <= 80

@@ -24,6 +24,14 @@ from tests.support.growth import too_steep
         ("password=hunter2 for x", "password=*** for x"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIi.x_y", "***"),
         ("0123456789abcdef0123456789abcdef", "***"),
+        # The hash that names a task is none, but a secret in its place is, and so is one that an app calls its task.
+        ("ruins task:d309a99bf96eaef1a867543da96b74a5, too", "ruins task:d309a99bf96eaef1a867543da96b74a5, too"),
+        ("(task:d309a99bf96eaef1a867543da96b74a5)", "(task:d309a99bf96eaef1a867543da96b74a5)"),
+        ("task:d309a99bf96eaef1a867543da96b74a5d3", "task:***"),
+        ("task:d309a99bf96eaef1a867543da96b74a5-x", "task:***"),
+        ("task:D309A99BF96EAEF1A867543DA96B74A5", "task:***"),
+        ("task:sk-proj-abc12345", "task:***"),
+        ("scenario:d309a99bf96eaef1a867543da96b74a5", "scenario:***"),
         ("maximum context length is 1024 tokens", "maximum context length is 1024 tokens"),
         ("The model `gpt-x` does not exist", "The model `gpt-x` does not exist"),
         (
@@ -63,7 +71,10 @@ _DEFINITION = (
     ),
     (r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AKIA|AIza)[-_]?[A-Za-z0-9*_-]{6,}", "***"),
     (r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*", "***"),
-    (r"\b(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{32,}\b", "***"),
+    (
+        r"\b(?!(?<=\btask:)[0-9a-f]{32}(?![\w-]))(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{32,}\b",
+        "***",
+    ),
     (r"\b(?:org-|proj_)(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}\b", "***"),
     (r"(?i)([?&](?:code|ticket|session|sid|pass|pwd)=)[^\s'\",;&}\])]+", r"\1***"),
     (rf"(?i)(\b{_CALLED}\s{{1,4}}['\"]?)(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[^\s'\",;]*[^\s'\",;.:!?)\]}}]", r"\1***"),
@@ -79,7 +90,7 @@ _PIECES = (
     "api_key", "apikey", "API-KEY", "key", "token", "max_tokens", "my-token", "sig", "auth", "Authorization", "bearer ",
     "Basic ", "secret", "Password", "client_secret", "=", ":", " : ", "= ", '"', "'", "': '", '": "', " ", "  ", "\n",
     ",", ";", "&", "}", "]", ")", "abc", "The model", "sk-", "sk-abcdef12", "eyJhbGciOiJIUzI1NiJ9", ".", "-", "--", "_",
-    "0123456789abcdef", "a" * 33, "a1" * 20, "://", "@", "/", "me:pw", "\u00e9", "1", "?", "\u212aey",
+    "0123456789abcdef", "task:", "a" * 33, "a1" * 20, "://", "@", "/", "me:pw", "\u00e9", "1", "?", "\u212aey",
     "org-", "proj_", "?code=", "&sid=", " is ", "token was ", "password is ", "api key ", "wrong", "provided: ", "ab1",
 )  # fmt: skip
 

@@ -78,33 +78,60 @@ def scenarios(
 ) -> None:
     """List the tasks with the most runs: mean reward, whether held out, and how the newest candidate did there.
 
-    `won` and `lost` compare the mean reward of the runs that the newest candidate answered alone, as in a canary test,
-    with those of the champion, or of upstream where it is the champion. The gate's own answers are not kept by task, so
-    they are not in it: `art-patch policies show NAME` has its result.
+    `won` and `lost` compare the mean reward of the runs that the candidate answered alone, as in a canary test, with
+    those of the champion, or of upstream where it is the champion. The candidate is the newest policy that has answered
+    apps. The gate's own answers are not kept by task, so they are not in it: `art-patch policies show NAME` has its
+    result. A task without a name of yours is shown by what a user asked first in one of its runs.
     """
     with project.opened() as (settings, opened):
         held, found = opened.series.scenarios(limit=limit)
+        openings = {one.id: one.opening for one in opened.browse.summaries([e.example for e in found], openings=True)}
         champion = opened.ledger.champion()
         theirs = champion.name if champion is not None else "upstream"
-        trained = [each for each in opened.ledger.policies() if each.path is not None and each.name != theirs]
-        newest = max(trained, key=lambda each: each.created_at).name if trained else None
-    shown = [asdict(each) | {"outcome": _outcome(each, newest, theirs)} for each in found]
+        newest, idle = _candidate(opened, theirs)
+    shown = [
+        asdict(each) | {"opening": openings.get(each.example), "outcome": _outcome(each, newest, theirs)}
+        for each in found
+    ]
     facts: dict[str, Any] = {"project": settings.project, "scenarios": shown, "held": held}
-    if project.answered(facts | {"candidate": newest, "champion": theirs}):
+    if project.answered(facts | {"candidate": newest, "champion": theirs, "not_answering": idle}):
         return
     if not found:
         output.stdout().print("no run is in a group yet; `art-patch score` and `art-patch retrain` form groups")
         return
     numbers = ("runs", "reward", "candidate", "champion")
-    table = output.table("scenario", *numbers, "outcome", "held out", right=numbers, padding=(0, 1, 0, 0))
+    whole = (*numbers, "outcome", "held out")
+    table = output.table(*whole, "task", right=numbers, whole=whole, padding=(0, 2, 0, 0))
+    # Cut here: a column that must not wrap would take its room from the numbers and their heads.
+    console = output.stdout()
+    room = max(16, console.width - sum(len(name) + 2 for name in (*whole, "")))
     for each in found:
         values = (each.reward, each.by_policy.get(newest or ""), each.by_policy.get(theirs))
         means = ("" if value is None else f"{value:.2f}" for value in values)
-        row = (each.key[:200], str(each.runs), *means, _outcome(each, newest, theirs) or "")
-        table.add_row(*map(output.cell, (*row, "yes" if each.held_out else "")))
-    table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"
-    output.stdout().print(table)
-    output.say(f"\n{len(found)} of {held}; candidate {newest or 'none yet'}, champion {theirs}", style="dim")
+        row = (str(each.runs), *means, _outcome(each, newest, theirs) or "", "yes" if each.held_out else "")
+        task = output.one_line(_task(each.key, openings.get(each.example)))
+        table.add_row(*map(output.cell, (*row, task if len(task) <= room else f"{task[: room - 1]}…")))
+    console.print(table)
+    said = f"\n{len(found)} of {held}; candidate {newest or 'none yet'}, champion {theirs}"
+    if idle:
+        said += f"; newer and without an answer to apps: {', '.join(idle)}"
+    output.say(said, style="dim")
+
+
+def _candidate(opened: store.Store, champion: str) -> tuple[str | None, list[str]]:
+    """Return the newest policy beside the champion that has answered apps, and the newer ones, which have not."""
+    trained = [each for each in opened.ledger.policies() if each.path is not None and each.name != champion]
+    idle: list[str] = []
+    for each in sorted(trained, key=lambda each: each.created_at, reverse=True):
+        if opened.reports.learned(each.name).answered:
+            return each.name, idle
+        idle.append(each.name)
+    return None, idle
+
+
+def _task(key: str, opening: str | None) -> str:
+    """Return what tells a task from others: the key that the user gave it, else the beginning of its text."""
+    return opening if opening and key.startswith("task:") else key[:200]
 
 
 def _outcome(scenario: store.Scenario, candidate: str | None, champion: str) -> str | None:

@@ -60,6 +60,7 @@ class Scenario:
     rewarded: int
     reward: float | None
     by_policy: dict[str, float]  # `upstream` stands for the provider
+    example: str  # id of one of its runs
 
 
 class Series(Part):
@@ -112,7 +113,7 @@ class Series(Part):
         count = func.count(_T.id).label("runs")
         own = _T.origin.not_in(COPIES)
         most = (
-            select(_G.scenario_key, count)
+            select(_G.scenario_key, count, func.max(_T.id))
             .join_from(tables.groups, tables.trajectories, _T.group_id == _G.id)
             .where(own)
             .group_by(_G.scenario_key)
@@ -121,7 +122,8 @@ class Series(Part):
         )
         with self._database.read() as connection:
             total = connection.scalar(select(func.count()).select_from(table)) or 0
-            sizes = {key: runs for key, runs in connection.execute(most)}
+            found = {key: (runs, example) for key, runs, example in connection.execute(most)}
+            sizes = {key: runs for key, (runs, _) in found.items()}
             held = {
                 key: held_out
                 for key, held_out in rows_in(
@@ -146,14 +148,16 @@ class Series(Part):
                 for run, first, last, ours, all_calls in rows_in(connection, who, _C.trajectory_id, runs)
                 if first == last and ours in (0, all_calls)
             }
-        return total, tuple(_scenario(key, bool(held.get(key)), sizes[key], given[key], answered) for key in sizes)
+        return total, tuple(_scenario(key, bool(held.get(key)), *found[key], given[key], answered) for key in found)
 
 
-def _scenario(key: str, held_out: bool, runs: int, rewards: dict[str, float], answered: dict[str, str]) -> Scenario:
+def _scenario(
+    key: str, held_out: bool, runs: int, example: str, rewards: dict[str, float], answered: dict[str, str]
+) -> Scenario:
     by: dict[str, list[float]] = {}
     for run, reward in rewards.items():
         if run in answered:
             by.setdefault(answered[run], []).append(reward)
     means = {policy: sum(values) / len(values) for policy, values in sorted(by.items())}
     mean = sum(rewards.values()) / len(rewards) if rewards else None
-    return Scenario(key, held_out, runs, len(rewards), mean, means)
+    return Scenario(key, held_out, runs, len(rewards), mean, means, example)
