@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from textwrap import shorten
 from typing import Any
 
@@ -54,10 +55,8 @@ def print_status(facts: dict[str, Any]) -> None:
         rows.insert(4, ("challenger", _tested(tested, now)))
     if (learner := facts["learner"]) is not None:
         rows.insert(4, ("learner", f"[b]{learner['policy']}[/] {pipeline.what_is_missing(learner)}"))
-    if facts["control_percent"] and facts["champion"]:  # without a champion, all sessions are upstream's
-        look = facts["control_look"]
-        told = promotion.look_in_words(look) if look else "not compared yet"
-        rows.insert(5, ("control group", f"{facts['control_percent']:g} % of the sessions stay with upstream; {told}"))
+    if facts["control_since"] is not None:
+        rows.insert(4, ("control group", _control(facts, now)))
     if (change := facts["upstream_change"]) is not None:
         said = output.changed(types.UpstreamChange(**change))
         rows.append(("upstream", output.escape(f"{said}; earlier evidence is not used")))
@@ -106,6 +105,15 @@ def _no_champion(facts: dict[str, Any]) -> str:
     if facts["learner"] is not None:
         return "learning, upstream answers"
     return "upstream, beside the canary" if facts["challenger"] is not None else "none: calls go upstream"
+
+
+def _control(facts: dict[str, Any], now: float) -> str:
+    look, since = facts["control_look"], facts["control_since"]
+    when = f"{datetime.fromtimestamp(since):%Y-%m-%d %H:%M}, {output.ago(now - since)} ago"
+    told = "not compared yet"
+    if look:
+        told = f"compared {output.ago(now - look['at'])} ago: {promotion.look_in_words(look)}"
+    return f"{facts['control_percent']:g} % of the sessions stay with upstream since {when}; {told}"
 
 
 def _tested(challenger: dict[str, Any], now: float) -> str:

@@ -110,7 +110,7 @@ def _recent(page: Page, store: Store, now: float) -> None:
 
 
 def _control(page: Page, store: Store, route: types.Route) -> None:
-    page.add("control_share", route.control_percent / 100)
+    page.add("control_share", route.control_percent / 100 if route.champion else 0.0)
     look: Mapping[str, Any] | None = store.ledger.control_look() if route.control_percent else None
     if look is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,37 @@ def test_a_change_of_upstreams_model_is_shown_for_as_long_as_it_counts(tmp_path:
 
 def _rows(home: Path) -> list[str]:
     return [line.split("  ")[0] for line in art_patch("status", home=home, COLUMNS="80").stdout.splitlines()]
+
+
+def test_the_control_group_has_an_age_and_ends_with_a_rollback_to_upstream(tmp_path: Path):
+    now = time.time()
+    sides = {"champion": {"sessions": 90}, "upstream": {"sessions": 10}}
+    look = {"at": now - 200, "policy": "agent@0", "says": "not proven worse than upstream", "begin": now - 7_000.0}
+    look |= {"signals": {"reward": {"difference": -0.1, "error": 0.02}}, "days_to_notice": {}, **sides}
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    store.ledger.set_control_group(20, who="ada", now=now - 9_000)
+    store.ledger.add_base("agent@0", "/base", "ff", who="ada", now=now - 8_000)
+
+    def line() -> str:
+        shown = art_patch("status", home=tmp_path, COLUMNS="80").stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        return " ".join(shown.partition("control group")[2].partition("engine")[0].split())
+
+    when = f"{datetime.fromtimestamp(now - 8_000):%Y-%m-%d %H:%M}, 2 h ago"
+    since = f"20 % of the sessions stay with upstream since {when}; "
+    assert line() == f"{since}not compared yet"
+    store.ledger.keep_control_look(look)
+    assert line().startswith(f"{since}compared 3 min ago: since ")
+    assert line().endswith(", 90 sessions against 10; reward -0.100 ± 0.040; not proven worse than upstream")
+    told = json.loads(art_patch("status", "--json", home=tmp_path).stdout)
+    assert (told["control_percent"], told["control_since"]) == (20.0, now - 8_000)
+    assert "; 20 % of the sessions stay with upstream" in art_patch("mode", "route", home=tmp_path).stdout
+    store.ledger.move("agent@0", "learner", who="ada", reason="upstream answers", now=now - 100)
+    assert line() == ""
+    told = json.loads(art_patch("status", "--json", home=tmp_path).stdout)
+    assert (told["control_percent"], told["control_since"], told["control_look"]) == (20.0, None, None)
+    assert "stay with upstream" not in art_patch("mode", "route", home=tmp_path).stdout
+    # What was seen before the rollback says nothing about the policy that serves again.
+    store.ledger.move("agent@0", "champion", who="ada", reason="again", now=now - 50)
+    assert line().endswith(" s ago; not compared yet")
+    store.close()

@@ -127,8 +127,10 @@ def test_people_see_what_the_newest_look_found_and_how_soon_it_would_notice_a_lo
     assert words.startswith("since 1970-01-01, ")
     assert "; feedback " in words
     assert "; not proven worse than upstream; a loss of 0.1 in about " in words
-    # Another champion has not been looked at yet.
-    store.ledger.move(OLD, "champion", who="test", reason="back")
+    # Another champion has not been looked at yet, nor has this one since it serves again.
+    store.ledger.move(OLD, "champion", who="test", reason="back", now=1_000.0 + 6 * DAY)
+    assert store.ledger.control_look() is None
+    store.ledger.move(NEW, "champion", who="test", reason="again", now=1_000.0 + 7 * DAY)
     assert store.ledger.control_look() is None
     store.close()
 

@@ -80,7 +80,9 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         # A mode in the store takes precedence over each app's own setting.
         "mode": route.mode or settings.mode,
         "canary_percent": settings.canary_percent if route.canary_percent is None else route.canary_percent,
+        # Without a champion, all sessions are upstream's; the share that is set begins with the next one.
         "control_percent": route.control_percent,
+        "control_since": _control_since(opened.ledger, champion) if route.control_percent else None,
         "upstream_change": change._asdict() if change and change.at >= now - store.CONTROL_S else None,
         "control_look": opened.ledger.control_look() if route.control_percent else None,
         "champion": champion.name if champion else None,
@@ -97,6 +99,14 @@ def _facts(settings: Settings, opened: store.Store) -> dict[str, Any]:
         "history": opened.ledger.history(limit=10),
         "apps": [{**each.facts, "id": each.id, "at": each.at} for each in apps],
     }
+
+
+def _control_since(ledger: store.Ledger, champion: types.Policy | None) -> float | None:
+    """Return since when as many sessions as now stay with upstream, while the champion serves; `None` without one."""
+    if champion is None:
+        return None
+    served = ledger.history(limit=1, policy=champion.name)[0]["at"]
+    return max(served, *(at for at, _ in ledger.control_shares()[-1:]))
 
 
 def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> dict[str, Any]:
@@ -165,8 +175,9 @@ def mode(
     } | following.facts()
     if not project.answered(facts):
         share = "" if percent is None else f" with {percent:g} % of the sessions"
-        # In the other modes no session leaves upstream, so the share says nothing unless it was just set.
-        if facts["control_percent"] and (control is not None or facts["mode"] in ("canary", "route", "auto")):
+        # In other modes, and without a champion, no session leaves upstream: the share says nothing but what was set.
+        leaves = route.champion and facts["mode"] in ("canary", "route", "auto")
+        if facts["control_percent"] and (control is not None or leaves):
             share += f"; {facts['control_percent']:g} % of the sessions stay with upstream"
         said = f"{dry.head}mode of [b]{settings.project}[/]: {facts['mode']}{share}; {following.words()}"
         output.stdout().print(said, soft_wrap=True)

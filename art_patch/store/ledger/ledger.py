@@ -369,11 +369,14 @@ class Ledger(Part):
             decisions.set_control(connection, "control_look", json.dumps(look))
 
     def control_look(self) -> JSON | None:
-        """Return the newest comparison of the present champion with the control group; `None` if there is none."""
+        """Return the newest comparison of the present champion, since it serves, with the control group; or `None`."""
         with self._database.read() as connection:
             look = json.loads(decisions.control_of(connection, "control_look") or "null")
             champion = decisions.champion_of(connection)
-        return look if look is not None and champion is not None and look["policy"] == champion.name else None
+        if look is None or champion is None or look["policy"] != champion.name:
+            return None
+        # It may have served before, until a rollback; its newest move is the one that let it serve again.
+        return look if look["at"] >= self.history(limit=1, policy=champion.name)[0]["at"] else None
 
     @contextmanager
     def _deciding(self) -> Generator[Connection]:
