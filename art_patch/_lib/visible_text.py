@@ -19,6 +19,18 @@ def one_line(text: object) -> str:
     return " ".join(visible(text).split())
 
 
+def sentences(reason: object) -> list[str]:
+    """Return the parts of a reason, a line each, the verdict first: it joins them with `; ` outside of brackets."""
+    parts, depth = [""], 0
+    for part in one_line(reason).split("; "):
+        parts[-1] = f"{parts[-1]}; {part}" if depth > 0 else part
+        depth += part.count("(") - part.count(")")
+        if depth <= 0:
+            parts.append("")
+            depth = 0
+    return [part for part in parts if part]
+
+
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

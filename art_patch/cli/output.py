@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
-from art_patch._lib.visible_text import one_line, visible
+from art_patch._lib.visible_text import one_line, sentences, visible
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.types import UpstreamChange
 
@@ -146,6 +146,18 @@ def print_below(console: Console, *lines: str) -> None:
     for line in lines:
         made.add_row("  ", cell(line))
     console.print(made)
+
+
+def print_reason(console: Console, head: str, reason: str) -> None:
+    """Print a decision with its verdict, the first part of its reason, and below, a line each, what it rests on.
+
+    `head` may have markup, the reason has none. `--json` and `art-patch history` have the reason as it was noted.
+    """
+    from rich.markup import escape
+
+    verdict, *facts = sentences(reason) or [""]
+    console.print(f"{head}{': ' if head else ''}{escape(verdict)}", soft_wrap=True)
+    print_below(console, *facts)
 
 
 class Bars:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
-from art_patch import types
+from art_patch import pipeline, promotion, types
 from art_patch.cli import output
+
+_TRAINING = {
+    "from": ("start", "groups", "dead_groups", "within_noise", "trajectories", "demonstrations", "pairs", "rehearsed"),
+    "rewards": ("mean_reward", "reward_noise"),
+    "rows": ("rows", "trained_rows", "tokens", "far_rows"),
+    "update": ("steps", "loss", "grad_norm", "clip_fraction", "effective_share", "entropy_nats", "not_finite"),
+    "moved": ("kl_nats", "update_kl_nats", "reference_kl_nats"),
+    "tokens exact": ("round_trips", "logprob_gap_nats", "logprob_gap_mean_nats"),
+    "cost": ("took_s", "tokens_per_s", "computed_tokens", "distinct_tokens", "shared_ratio"),
+}
+"""What a row of an update's numbers is about -> their names."""
 
 _ARMS = ("challenger", "champion")
 
@@ -58,3 +70,63 @@ def warn_if_rejected_there(policy: types.Policy | None) -> None:
 def signal_value(signal: str, value: float) -> str:
     """Return a signal's value as the ledger's reasons have it."""
     return f"{value:,.0f} ms" if signal.endswith("_ms") else f"{value:.3f}"
+
+
+def time_left(report: pipeline.WatchReport, config: promotion.CanaryConfig) -> types.JSON | None:
+    """Return the hours that a test probably takes until it is decided, and the least and most; `None` if it is over.
+
+    `hours` is `None` while nothing points to a winner, and `hours_at_least` if no session comes.
+    """
+    metrics: Any = report.metrics
+    if report.outcome != "goes on" or "sessions_needed" not in metrics:
+        return None
+    share, a_day = (report.percent or 0.0) / 100, metrics["sessions_a_day"]
+    # A promotion takes so many sessions of each policy, whatever they prove.
+    lacks = [
+        max(0, config.min_sessions - metrics[arm]["sessions"]) / its
+        for arm, its in (("challenger", share), ("champion", 1 - share))
+        if its > 0
+    ]
+    least = 24 * max(lacks) / a_day if a_day else None
+    needed = metrics["sessions_needed"]
+    hours = None if needed is None or least is None else max(24 * needed / a_day, least)
+    most = max(0.0, config.max_hours - (metrics["hours"] or 0.0))
+    return {"hours": hours, "hours_at_least": least, "hours_at_most": most}
+
+
+def time_left_in_words(left: types.JSON) -> str:
+    """Return what `time_left` found in words."""
+    hours, least, most = left["hours"], left["hours_at_least"], output.ago(3600 * left["hours_at_most"])
+    if hours is not None and hours > left["hours_at_most"]:
+        return f"time left: {most}, and a proof would take {output.ago(3600 * hours)} at this pace"
+    if hours is not None:
+        return f"time left: about {output.ago(3600 * hours)}, if it goes on like this; at most {most}"
+    begun = f"at least {output.ago(3600 * least)}, until there are sessions enough; " if least else ""
+    return f"time left: {begun}at most {most}; nothing points to a winner yet"
+
+
+def training_in_words(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the numbers of an update as lines, each about one thing. What is 0 or not known is left out."""
+    left = {key: value for key, value in numbers.items() if key not in pipeline.LONG and _counts(value)}
+    lines = {name: [_number(key, left.pop(key)) for key in keys if key in left] for name, keys in _TRAINING.items()}
+    lines["else"] = [_number(key, value) for key, value in left.items()]
+    return [f"{name}: {', '.join(its)}" for name, its in lines.items() if its]
+
+
+def _counts(value: Any) -> bool:
+    return any(map(_counts, value.values())) if isinstance(value, dict) else value not in (None, 0, "", False)
+
+
+def _number(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        its = cast("dict[str, Any]", value)
+        inner = [_number(name, each) for name, each in its.items() if _counts(each) and name != key]
+        whole = f"{key.replace('_', ' ')} {its[key]:,}" if isinstance(its.get(key), int) else key.replace("_", " ")
+        return f"{whole} ({', '.join(inner)})" if inner else whole
+    name, unit = key, ""
+    if key.endswith("_nats"):
+        name, unit = key.removesuffix("_nats"), " nats"
+    elif key.endswith("_s") and key.startswith("took"):
+        return f"took {output.seconds(value)}"
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{name.replace('_', ' ')} {shown}{unit}"

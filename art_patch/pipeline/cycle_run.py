@@ -16,7 +16,7 @@ from art_patch import grouping, rewards, serving, training
 from art_patch._lib.atomic_files import replacing
 from art_patch._lib.ids import new_id
 from art_patch._lib.option import Option
-from art_patch._lib.visible_text import one_line, visible
+from art_patch._lib.visible_text import one_line, sentences, visible
 from art_patch.gate import GateConfig
 from art_patch.promotion import CanaryConfig
 from art_patch.types import JSON
@@ -197,12 +197,14 @@ def to_markdown(facts: JSON) -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["began_at"]))
     metrics: dict[str, Any] = dict(facts["metrics"])
     costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
+    verdict, *rests_on = sentences(facts["reason"]) or [""]
     lines = [
         f"# {facts['outcome']}" + (f": {facts['candidate']}" if facts["candidate"] else ""),
         "",
-        # One line, because a reason may quote an error message with line breaks or Markdown's headings.
-        one_line(str(facts["reason"])),
+        # A line each, because a reason may quote an error message with line breaks or Markdown's headings.
+        verdict,
         "",
+        *(f"- {each}" for each in rests_on),
         f"- began {began}, took {facts['took_s']:,.0f} s",
         f"- champion {facts['champion'] or 'none'}",
         f"- started by {one_line(facts['who'])}",

@@ -90,7 +90,7 @@ class Evidence(_Part):
     made_at: Annotated[float, Field(ge=0, lt=_LATEST)] | None = None  # seconds since the epoch
     judges: tuple[JudgedBy, ...] = ()
     settings: dict[str, JsonValue] = {}  # of the update
-    train: dict[str, float] = {}  # numbers of the update
+    train: dict[str, int | float] = {}  # numbers of the update; counts stay whole numbers
     gate: Gate | None = None
     watch: Watched | None = None
 

@@ -53,7 +53,8 @@ def look_in_words(look: JSON) -> str:
     since = time.strftime("%Y-%m-%d", time.gmtime(look["begin"]))
     sides = f"{look['champion']['sessions']:,} sessions against {look['upstream']['sessions']:,}"
     found = [
-        f"{name} {signal['difference']:+.3f}" + (f" ± {2 * signal['error']:.3f}" if signal.get("error") else "")
+        f"{name} {'lower' if signal['difference'] < 0 else 'higher'} by {min(abs(signal['difference']), 1.0):.3f}"
+        + (f" ± {2 * signal['error']:.3f}" if signal.get("error") else "")
         for name, signal in look["signals"].items()
         if name in ("reward", "feedback") and "difference" in signal
     ]

@@ -213,7 +213,10 @@ def _contradicts(found: Sequence["_Finding"], config: CanaryConfig) -> str:
     """Return a signal by which a policy that may be a little worse seems worse: one that says little outvotes none."""
     for one in found if config.margin < 0 else ():
         if one.signal.promotes and one.says in ("open", "silent") and one.metrics["difference"] < config.margin:
-            return f"by {one.signal.words} it seems worse, by {-one.metrics['difference']:.3f}"
+            # Each session is weighted by the share of its policy, so of a few the estimate may be more than all.
+            loss, error, count = min(-one.metrics["difference"], 1.0), one.metrics["error"], one.metrics["compared"]
+            size = f"{loss:.3f}{'' if error is None else f' ± {2 * error:.3f}'} of 1"
+            return f"by {one.signal.words} it seems worse, by {size} as estimated from {count} sessions of its own"
     return ""
 
 

@@ -61,7 +61,9 @@ def test_it_says_who_is_better_and_leaves_all_as_it_was(
     say_comparison(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("agent@1 is ") and lines[0].endswith(" better than agent@0")
-    assert [line.split()[0] for line in lines[2:7]] == ["held-out", "agent@1", "agent@0", "difference", "at"]
+    rows = lines[next(index for index, line in enumerate(lines) if line.startswith("  held-out")) :]
+    assert lines[1].startswith("  scores ") and max(map(len, lines[: -len(rows)])) <= 80
+    assert [line.split()[0] for line in rows[:5]] == ["held-out", "agent@1", "agent@0", "difference", "at"]
     assert len([line for line in lines if line.startswith(("  passed", "  FAILED"))]) == len(metrics["checks"])
     assert lines[-1] == "nobody was promoted or rejected"
     assert running.client.models() == ["agent@0"]

@@ -36,6 +36,8 @@ METRICS: dict[str, Any] = {
         "config": {"learning_rate": 0.5, "seed": 7, "loss": {"loss": "dapo"}},
         "loss": 0.25,
         "groups": 3,
+        "computed_tokens": 14_267,
+        "pairs": 0,
         "round_trips": {"first": "eve@example.org asked for plums"},
     },
     "made": {"art_patch": "0.1.0", "judges": [{"judge": "openai/judge", "rubric": "r1"}]},
@@ -47,6 +49,9 @@ METRICS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "base", hidden=32, vocab_size=320)
+
+
+NUMBERS = {"loss": 0.25, "groups": 3, "computed_tokens": 14_267, "pairs": 0}
 
 
 def project(home: Path, base: Path) -> Store:
@@ -95,7 +100,7 @@ def test_a_policy_comes_with_its_evidence_and_serves_nobody(copy: Path, home: Pa
     thumbs = {"challenger": 0.75, "champion": 0.25, "compared": 40}
     assert evidence["watch"] == {"verdict": "promote", "hours": 2.0, "signals": {"thumbs": thumbs}}
     assert (evidence["parent"], evidence["state"], evidence["art_patch"]) == ("agent@2", "champion", "0.1.0")
-    assert (evidence["train"], evidence["settings"]["seed"]) == ({"loss": 0.25, "groups": 3}, 7)
+    assert (evidence["train"], evidence["settings"]["seed"]) == (NUMBERS, 7)
     # No person, no text, no path of staging.
     for path in (copy / MANIFEST, home / "default" / "adapters" / "agent@3" / MANIFEST):
         assert not [word for word in ("eve@", "plums", str(copy.parent / "staging")) if word in path.read_text()]
@@ -165,7 +170,8 @@ def test_it_reads_well_in_80_columns(copy: Path, home: Path):
     flat = " ".join(shown.split())
     for words in (
         "agent@3 candidate", "from agent@3, where it was champion", sha256, "with art_patch 0.1.0",
-        "agent@2 there, none here", "openai/judge, rubric r1", "learning_rate 0.5", "0.750 against 0.500",
+        "agent@2 there, none here", "openai/judge, rubric r1", "learning_rate 0.5", "training from: groups 3",
+        "update: loss 0.25 cost: computed tokens 14,267 gate there", "0.750 against 0.500",
         "promote after 2 h; thumbs 0.750 against 0.250", "new -> candidate",
     ):  # fmt: skip
         assert words in flat

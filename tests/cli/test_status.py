@@ -107,7 +107,7 @@ def test_the_control_group_has_an_age_and_ends_with_a_rollback_to_upstream(tmp_p
     assert line() == f"{since}not compared yet"
     store.ledger.keep_control_look(look)
     assert line().startswith(f"{since}compared 3 min ago: since ")
-    assert line().endswith(", 90 sessions against 10; reward -0.100 ± 0.040; not proven worse than upstream")
+    assert line().endswith(", 90 sessions against 10; reward lower by 0.100 ± 0.040; not proven worse than upstream")
     told = json.loads(art_patch("status", "--json", home=tmp_path).stdout)
     assert (told["control_percent"], told["control_since"]) == (20.0, now - 8_000)
     assert "; 20 % of the sessions stay with upstream" in art_patch("mode", "route", home=tmp_path).stdout

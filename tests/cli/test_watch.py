@@ -90,6 +90,10 @@ def test_one_look_tells_what_goes_on_and_what_came_of_it(project: Project):
     project.sessions(OLD, 4, ago_s=3_600)
     project.sessions(NEW, 1, ago_s=3_600)
     look = json.loads(project.art_patch("watch", "--once", "--json").stdout)
+    left = look.pop("time_left")  # 5 sessions in 2 hours, and 19 more of a fifth of all
+    assert (left["hours"], round(left["hours_at_least"]), round(left["hours_at_most"])) == (None, 38, 166)
+    told = project.art_patch("watch", "--once").stdout
+    assert "\ntime left: at least 38 h, until there are sessions enough; at most 7 d; nothing points" in told
     assert look | {"metrics": None} == {
         "outcome": "goes on", "reason": "1 sessions of its own, 4 of the champion's; 20 of each are needed",
         "challenger": NEW, "champion": OLD, "state": "canary", "percent": 20, "metrics": None,

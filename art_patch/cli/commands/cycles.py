@@ -174,7 +174,7 @@ def _print_line(facts: dict[str, Any], now: float) -> None:
     stages = {key: seconds for key, seconds in (facts.get("stages_s") or {}).items() if seconds >= 0.001}
     if stages:
         lines.append(", ".join(f"{stage} {output.seconds(seconds)}" for stage, seconds in stages.items()))
-    output.print_below(console, *lines, str(facts.get("reason", "")))
+    output.print_below(console, *lines, *output.sentences(facts.get("reason", "")))
 
 
 def _log(path: Path) -> dict[str, Any] | None:

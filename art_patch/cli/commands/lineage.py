@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline, store, training, types
+from art_patch import store, training, types
 from art_patch.cli import output
 from art_patch.cli.options import Project
-from art_patch.cli.policy_words import canary_in_words, gate_in_words, rejected_there
+from art_patch.cli.policy_words import canary_in_words, gate_in_words, rejected_there, training_in_words
 from art_patch.cli.typed_options import command
 from art_patch.errors import NotFound
 
@@ -111,7 +111,7 @@ def _print(
     for move in reversed(moves):
         change = f"{move['from_state'] or 'new'} -> {move['to_state']}"
         console.print(output.Text(f"{_when(move['at'])}  {change}, by {output.one_line(move['who'])}"))
-        output.print_below(console, move["reason"])
+        output.print_below(console, *output.sentences(move["reason"]))
 
 
 def _print_evidence(policy: types.Policy, row: Any) -> None:
@@ -129,7 +129,7 @@ def _print_evidence(policy: types.Policy, row: Any) -> None:
     judges = [f"{each['judge']}, rubric {each['rubric'] or NOT_ON_RECORD}" for each in evidence.get("judges", ())]
     row("judge", "; ".join(judges) or "none is named")
     row("settings", _settings(evidence["settings"]) if evidence.get("settings") else NOT_ON_RECORD)
-    row("training", pipeline.metrics_line(evidence.get("train") or {}) or NOT_ON_RECORD)
+    _print_training(evidence.get("train") or {}, row)
     gate = evidence.get("gate")
     by = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate and gate.get("judge") else ""
     row("gate there", f"{gate_in_words(gate)}{by}" if gate else "no gate is on record")
@@ -152,13 +152,17 @@ def _print_update(policy: types.Policy, learned: store.Learned, row: Any) -> Non
     config = train.get("config")
     row("seed", str(config["seed"]) if config and "seed" in config else NOT_ON_RECORD)
     row("settings", _settings(config) if config else NOT_ON_RECORD)
-    shown = {key: value for key, value in train.items() if key not in pipeline.LONG}
-    row("training", pipeline.metrics_line(shown) or NOT_ON_RECORD)
+    _print_training(train, row)
     gate: Any = policy.metrics.get("gate") or {}
     judge = f"; judge {gate['judge']}, rubric {gate.get('rubric') or NOT_ON_RECORD}" if gate.get("judge") else ""
     row("gate", f"{gate_in_words(gate)}{judge}" if gate else "no gate has tested it")
     if watch := policy.metrics.get("watch"):
         row("canary", canary_in_words(watch))
+
+
+def _print_training(numbers: Any, row: Any) -> None:
+    for index, line in enumerate(training_in_words(numbers) or [NOT_ON_RECORD]):
+        row("" if index else "training", line)
 
 
 def _settings(config: types.JSON) -> str:

@@ -294,7 +294,7 @@ def say_comparison(facts: dict[str, Any]) -> None:
     policy, other, metrics = facts["policy"], facts["against"], facts["metrics"]
     colour, word = ("green", "is better than") if facts["better"] else ("yellow", "is not shown to be better than")
     output.stdout().print(f"[b]{policy}[/] [{colour}]{word}[/] [b]{other}[/]", soft_wrap=True)
-    output.say(f"  {facts['reason']}")
+    output.print_below(output.stdout(), *output.sentences(facts["reason"]))
     rows = [("held-out scenarios", f"{metrics['scenarios']}, {metrics['turns']} turns or runs")]
     if "difference" in metrics:  # a gate that had too little to compare measured none
         rows += [

@@ -17,7 +17,13 @@ from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
-from art_patch.cli.policy_words import gate_in_words, signal_value, warn_if_rejected_there
+from art_patch.cli.policy_words import (
+    gate_in_words,
+    signal_value,
+    time_left,
+    time_left_in_words,
+    warn_if_rejected_there,
+)
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
 from art_patch.errors import ArtPatchError, ConfigError, EngineError, GateRejected
 from art_patch.settings import Settings
@@ -178,8 +184,11 @@ def watch(
             report = _ended(opened, tested)
         # A report is printed when its reason changed; the metrics are printed at the beginning and the end.
         is_over = once or report.outcome != "goes on"
-        if not project.answered(asdict(report)):
+        left = time_left(report, config)
+        if not project.answered(asdict(report) | {"time_left": left}):
             _say_look(report, whole=is_over or not seen, news=not seen or report.reason != seen[-1].reason)
+            if left is not None and (is_over or not seen):
+                output.say(time_left_in_words(left))
         seen.append(report)
         decisions.look()
         if is_over:
@@ -289,18 +298,20 @@ def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: fl
     if not found:
         output.stdout().print("no policies yet; start `art-patch serve --base MODEL`")
         return
-    table = output.table(
-        "policy", "state", "from", "made", "gate", "sessions",
-        right=("made", "sessions"), whole=("policy", "state", "from", "made", "sessions"),
-    )  # fmt: skip
+    rows = [("policy", "state", "from", "made", "sessions")]
     for policy in found:
         percent = _percent(policy, route)
-        name = f"[b]{policy.name}[/]" if policy.state == "champion" else policy.name
         made, sessions = f"{output.ago(now - policy.created_at)} ago", "" if percent is None else f"{percent:g} %"
-        table.add_row(
-            name, policy.state, _source(policy), made, gate_in_words(policy.metrics.get("gate") or {}), sessions
-        )
-    output.stdout().print(table)
+        rows.append((policy.name, policy.state, _source(policy), made, sessions))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    console = output.stdout()
+    for row, policy in zip(rows, (None, *found), strict=True):
+        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        style = "dim" if policy is None else "bold" if policy.state == "champion" else ""
+        console.print(output.Text(line, style), soft_wrap=True)
+        # Below, since beside the rest it would be a column of single words.
+        if policy is not None and (gate := policy.metrics.get("gate")):
+            output.print_below(console, f"gate: {gate_in_words(gate)}")
 
 
 def _source(policy: types.Policy) -> str:
@@ -321,7 +332,7 @@ def _say_look(report: pipeline.WatchReport, *, whole: bool, news: bool) -> None:
     if news or whole:
         name = f"[b]{report.challenger}[/] " if report.challenger else ""
         against = f" against {report.champion or 'upstream'}" if report.state else ""
-        output.stdout().print(f"{name}{report.outcome}{against}: {output.escape(report.reason)}", soft_wrap=True)
+        output.print_reason(output.stdout(), f"{name}{report.outcome}{against}", report.reason)
     if whole and report.metrics:
         _print_signals(report)
 

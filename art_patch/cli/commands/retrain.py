@@ -245,8 +245,8 @@ def _what_is_missing(opened: store.Store) -> str | None:
 def say_cycle(report: dict[str, Any]) -> None:
     """Print a `CycleReport`, given as a dictionary: the outcome, any warning, and a line for each stage."""
     console, metrics = output.stdout(), dict(report.get("metrics") or {})
-    colour, reason = _COLOURS.get(report["outcome"], "dim"), output.escape(report["reason"])
-    console.print(f"[{colour}]{report['outcome']}[/] {report.get('candidate') or ''}: {reason}")
+    colour, who = _COLOURS.get(report["outcome"], "dim"), output.escape(report.get("candidate") or "")
+    output.print_reason(console, f"[{colour}]{report['outcome']}[/] {who}".rstrip(), report["reason"])
     # A sentence of its own, because it says that recorded tokens and text do not agree.
     if odd := metrics.pop("round_trips", None):
         console.print(odd["first"], style="yellow", markup=False)
