@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from textwrap import shorten
 from typing import Any
@@ -17,7 +17,8 @@ _COUNTS = {
     "queued": "queued", "recorded": "recorded", "dropped": "dropped", "fallbacks": "fell back", "shadowed": "shadowed",
 }  # fmt: skip
 _FORMS: dict[str, type] = {
-    "mode": str, "art_patch": str, "instrumented": list, "degraded": list, "bypasses": dict,
+    "mode": str, "art_patch": str, "instrumented": list, "degraded": list, "bypasses": dict, "open_breakers": list,
+    "breakers_open_since": dict,
     **dict.fromkeys(_COUNTS, int),
 }  # fmt: skip
 
@@ -144,6 +145,21 @@ def _well_formed(app: dict[str, Any]) -> dict[str, Any]:
     return kept | lists | {"bypasses": counts}
 
 
+def _open_breakers(live: Sequence[dict[str, Any]], now: float) -> Iterator[str]:
+    """Yield a line for each circuit breaker that is open in app processes that run: in how many, and since when."""
+    for name in ("engine", "challenger"):
+        its = [app for app in live if name in app.get("open_breakers", [])]
+        # Apps of earlier releases do not tell when.
+        told = (app.get("breakers_open_since", {}).get(name) for app in its)
+        known = [min(at, now) for at in told if isinstance(at, int | float) and at > 0]  # clocks differ
+        since = ""
+        if known:
+            since = f" since {datetime.fromtimestamp(min(known)):%Y-%m-%d %H:%M:%S}, {output.ago(now - min(known))} ago"
+        if its:
+            where = f"{len(its)} of {output.counted(len(live), 'app process', 'app processes')}"
+            yield f"circuit breaker of the {name}: open in {where}{since}"
+
+
 def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
     apps = list(map(_well_formed, apps))
     live = [app for app in apps if now - app["at"] < store.APPS_LIVE_S]
@@ -165,6 +181,8 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
             f"{sum(app.get(key, 0) for app in others)} {name}" for key, name in _COUNTS.items() if key != "queued"
         )
         output.say(f"{many} {'more ' if shown else ''}in the last hour, most of them ended: {sums}", style="dim")
+    for line in _open_breakers(live, now):
+        output.say(line, style="yellow")
     # By what they say: hundreds of short processes say the same.
     said: dict[str, list[str]] = {}
     passed: Counter[str] = Counter()

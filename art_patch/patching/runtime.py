@@ -231,7 +231,8 @@ class Runtime:
         from art_patch.types import AppReport  # making the class costs `patch()` a millisecond
 
         now, shares = time.monotonic(), {name: getattr(self.target, name) for name in SHARES}
-        facts = {**self._facts(self), **shares}
+        since = {name: its.open_since for name, its in self._breakers().items() if not its.closed}
+        facts = {**self._facts(self), **shares, "breakers_open_since": since}
         reported_at, reported = self._reported
         wait_s = REPORT_AT_LEAST_EVERY_S if facts == reported else REPORT_EVERY_S
         if now - reported_at < wait_s and all(facts.get(name) == reported.get(name) for name in FOLLOWED):

@@ -120,3 +120,17 @@ def test_the_control_group_has_an_age_and_ends_with_a_rollback_to_upstream(tmp_p
     store.ledger.move("agent@0", "champion", who="ada", reason="again", now=now - 50)
     assert line().endswith(" s ago; not compared yet")
     store.close()
+
+
+def test_status_tells_since_when_a_breaker_is_open(tmp_path: Path):
+    now = time.time()
+    opened = [FACTS | {"open_breakers": ["engine"], "breakers_open_since": {"engine": now - ago}} for ago in (200, 500)]
+    older = FACTS | {"open_breakers": ["engine", "challenger"]}  # of a release that does not tell when
+    reports = [AppReport(f"host:{n}", now, facts) for n, facts in enumerate([*opened, older, FACTS])]
+    # Of a process that has ended nobody knows.
+    shown = status_of(tmp_path, [*reports, AppReport("host:9", now - 2_000, opened[1])])
+    assert [line for line in shown.splitlines() if line.startswith("circuit breaker")] == [
+        "circuit breaker of the engine: open in 3 of 4 app processes since "
+        f"{datetime.fromtimestamp(now - 500):%Y-%m-%d %H:%M:%S}, 8 min ago",
+        "circuit breaker of the challenger: open in 1 of 4 app processes",
+    ]

@@ -9,7 +9,9 @@ from typing import Any
 
 import art_patch as art
 from art_patch.cli import main
+from art_patch.patching import control
 from art_patch.store import open_store
+from tests.support.proxies import until
 from tests.support.sdk_samples import ASK
 
 
@@ -43,3 +45,26 @@ def test_the_store_and_the_command_line_know_of_the_process(bench, client, tmp_p
         assert not stop.code
     (app,) = json.loads(capsys.readouterr().out)["apps"]
     assert (app["id"], app["recorded"]) == (report.id, 1)
+
+
+def test_a_report_tells_since_when_a_breaker_is_open(bench, client, tmp_path, monkeypatch):
+    monkeypatch.setattr("art_patch.patching.runtime.REPORT_EVERY_S", 0.0)
+    art.patch(home=tmp_path, mode="record", poll_interval_s=0.02, flush_interval_s=0.005)
+    breaker = control._process.runtime.breaker
+    client.chat.completions.create(**ASK)  # the first one makes the store
+
+    def told(opened: list[str]) -> dict[str, float]:
+        until(lambda: [report.facts["open_breakers"] for report in reports(tmp_path)] == [opened])
+        return reports(tmp_path)[0].facts["breakers_open_since"]
+
+    assert told([]) == {}
+    before = time.time()
+    breaker.trip(time.monotonic())
+    since = told(["engine"])
+    assert before <= since["engine"] <= time.time()
+    # A probe that fails leaves it open, since when it was.
+    assert breaker.allow(time.monotonic() + 31)
+    breaker.failed(time.monotonic() + 31)
+    assert breaker.open_since == since["engine"]
+    breaker.succeeded()
+    assert told([]) == {}

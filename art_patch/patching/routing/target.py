@@ -14,6 +14,7 @@ cool-down starts again. If the outcome of the probe is never reported, another c
 """
 
 import http.client
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -273,6 +274,7 @@ class Breaker:
         self._failed_at: deque[float] = deque(maxlen=failures)
         # `None` while closed; else the moment (monotonic clock) from which the next probe may pass.
         self._retry_at: float | None = None
+        self.open_since = 0.0  # when it last opened, in seconds since the epoch
 
     @property
     def closed(self) -> bool:
@@ -308,6 +310,7 @@ class Breaker:
         if self._retry_at is None:
             words = "the %s fails; calls go upstream, and one tries it again in %g s"
             event("breaker", words, self._of, self._cooldown_s, level=WARNING, event="breaker opened", of=self._of)
+            self.open_since = time.time()
         self._retry_at = now + self._cooldown_s
 
     def released(self, now: float) -> None:
