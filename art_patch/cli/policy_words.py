@@ -57,7 +57,7 @@ def rejected_there(policy: types.Policy) -> str | None:
         "gate": f"by its gate: {gate_in_words(gate)}",
         "canary test": f"by its canary test: {canary_in_words(canary)}" if canary else "by its canary test",
         "decision": "by a person, or because the champion changed while it was tested",
-    }.get(evidence.get("rejected_by"), "for a reason that its manifest does not tell")
+    }.get(evidence.get("rejected_by") or "", "for a reason that its manifest does not tell")
 
 
 def warn_if_rejected_there(policy: types.Policy | None) -> None:

@@ -182,7 +182,7 @@ def _print_apps(apps: list[dict[str, Any]], now: float) -> None:
         )
         output.say(f"{many} {'more ' if shown else ''}in the last hour, most of them ended: {sums}", style="dim")
     for line in _open_breakers(live, now):
-        output.say(line, style="yellow")
+        output.stdout().print(output.Text(line, "yellow"))
     # By what they say: hundreds of short processes say the same.
     said: dict[str, list[str]] = {}
     passed: Counter[str] = Counter()

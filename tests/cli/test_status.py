@@ -129,8 +129,8 @@ def test_status_tells_since_when_a_breaker_is_open(tmp_path: Path):
     reports = [AppReport(f"host:{n}", now, facts) for n, facts in enumerate([*opened, older, FACTS])]
     # Of a process that has ended nobody knows.
     shown = status_of(tmp_path, [*reports, AppReport("host:9", now - 2_000, opened[1])])
-    assert [line for line in shown.splitlines() if line.startswith("circuit breaker")] == [
-        "circuit breaker of the engine: open in 3 of 4 app processes since "
-        f"{datetime.fromtimestamp(now - 500):%Y-%m-%d %H:%M:%S}, 8 min ago",
-        "circuit breaker of the challenger: open in 1 of 4 app processes",
-    ]
+    assert max(len(line) for line in shown.splitlines() if line.startswith("circuit breaker")) <= 80
+    at = f"{datetime.fromtimestamp(now - 500):%Y-%m-%d %H:%M:%S}, 8 min ago"
+    flat = " ".join(shown.split())
+    assert f"circuit breaker of the engine: open in 3 of 4 app processes since {at} circuit breaker" in flat
+    assert "circuit breaker of the challenger: open in 1 of 4 app processes 5 processes: sees" in flat
