@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -158,6 +159,8 @@ def test_that_it_was_rejected_where_it_comes_from_is_said_loudly(
     shown = art_patch("policies", "show", "agent@3", home=home, COLUMNS="80").stdout
     assert f"rejected there, {words}" in " ".join(shown.split())
     assert "imported, agent@3 where it comes from, and rejected there" in " ".join(shown.split())
+    listed = " ".join(art_patch("policies", home=home, COLUMNS="80").stdout.split())
+    assert f"imported 0 s ago rejected where it comes from, {words}" in re.sub(r"\d+ s ago", "0 s ago", listed)
     # A copy of the copy still says so, although it is a candidate here.
     assert art_patch("policies", "export", "agent@4", home / "second", home=home).returncode == 0
     assert imported(home, home / "second")["rejected_there"] == words

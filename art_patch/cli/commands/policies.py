@@ -19,6 +19,7 @@ from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
 from art_patch.cli.policy_words import (
     gate_in_words,
+    rejected_there,
     signal_value,
     time_left,
     time_left_in_words,
@@ -312,6 +313,8 @@ def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: fl
         # Below, since beside the rest it would be a column of single words.
         if policy is not None and (gate := policy.metrics.get("gate")):
             output.print_below(console, f"gate: {gate_in_words(gate)}")
+        if policy is not None and (by := rejected_there(policy)) is not None:
+            output.print_below(console, f"rejected where it comes from, {by}")
 
 
 def _source(policy: types.Policy) -> str:
