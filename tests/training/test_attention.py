@@ -53,8 +53,8 @@ def compare(tree: Tree, *, heads: int, keys: int, width: int, values: int, windo
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are halved, and scores computed in blocks, at sizes that a test can afford."""
-    monkeypatch.setattr(attention, "_CAUSAL_TOKENS", 3)
-    monkeypatch.setattr(attention, "_BLOCK_SCORES", 50)
+    monkeypatch.setitem(attention._CAUSAL_TOKENS, "cpu", 3)
+    monkeypatch.setitem(attention._BLOCK_SCORES, "cpu", 50)
     monkeypatch.setattr(attention, "_MASKED_TOKENS", 12)
 
 

@@ -13,8 +13,8 @@ sum of the tiles' gradients is the exact gradient. A shared token gets the sum o
 On a CPU, torch's flash kernel computes a tile. Other devices, a sliding window, and values of another width than keys
 need plain torch operations, in blocks of bounded size.
 
-On a GPU a tile is over before the next one has started: small trees would keep the GPU waiting for Python. There trees
-of some thousands of tokens are computed by torch's own attention with a mask, several small ones at once.
+On a GPU a small tile is over before Python has started the next one. There trees of some thousands of tokens are
+computed by torch's own attention with a mask, several small ones at once, and the tiles of larger trees are larger.
 
 Letters in names and shapes are the axes of a tensor: P packed tokens of the whole tree; L queries and M keys of one
 tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
@@ -33,13 +33,13 @@ from art_patch.training.data.packing import Node
 NAME = "art_patch_tree"  # among the attention implementations of transformers
 
 # Longer runs of tokens are halved: a kernel that is told `causal` computes a large part of the masked half too.
-_CAUSAL_TOKENS = 128
+_CAUSAL_TOKENS = {"cpu": 128, "gpu": 1024}
 
-# Scores held at once where there is no kernel: 16 MiB in fp32.
-_BLOCK_SCORES = 1 << 22
+# Scores held at once where there is no kernel: 16 MiB in fp32, and 256 MiB on a GPU.
+_BLOCK_SCORES = {"cpu": 1 << 22, "gpu": 1 << 26}
 
-# On a GPU: the largest tree for which a mask is made, 128 MiB in bf16, and up to how many tokens trees share a mask.
-_MASKED_TREE_TOKENS = 8192
+# On a GPU: the largest tree for which a mask is made, 512 MiB in bf16, and up to how many tokens trees share a mask.
+_MASKED_TREE_TOKENS = 16_384
 _MASKED_TOKENS = 2048
 
 # Arguments with which some models ask for another attention than this one: capped scores, attention sinks.
@@ -129,7 +129,7 @@ def tree_attention(
         raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
     heads, tokens, width = query.shape[1:]
     keys = key.shape[1]
-    if query.device.type == "cuda" and all(run.stop - run.start <= _MASKED_TREE_TOKENS for run in forest.runs()):
+    if _place(query) == "gpu" and all(run.stop - run.start <= _MASKED_TREE_TOKENS for run in forest.runs()):
         return by_masks(query, key, value, forest, scaling, sliding_window), None
     # Heads that share keys stand side by side for each token: a tile without a mask sees them as more queries.
     query_HPGD = query.view(keys, heads // keys, tokens, width).transpose(1, 2).contiguous()
@@ -166,7 +166,7 @@ class _TreeAttention(torch.autograd.Function):
         out = query.new_zeros((keys, tokens, group, value.shape[2]), dtype=exact)
         lse = query.new_full((keys, tokens, group), -torch.inf, dtype=exact)
         q, k, v = _for_tiles(query, key, value)
-        for tile in _tiles(forest, scale, window):
+        for tile in _tiles(forest, scale, window, _place(query)):
             part, part_lse = tile_forward(tile, q[:, tile.queries], k[:, tile.keys], v[:, tile.keys], forest.depth_P)
             _join(out[:, tile.queries], lse[:, tile.queries], part, part_lse)
         out = out.to(query.dtype)
@@ -179,7 +179,7 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         into = tuple(torch.zeros_like(each, dtype=lse.dtype) for each in (query, key, value))
         grad, q, k, v, o = _for_tiles(grads[0].contiguous(), query, key, value, out)
-        for tile in _tiles(ctx.forest, ctx.scale, ctx.window):
+        for tile in _tiles(ctx.forest, ctx.scale, ctx.window, _place(query)):
             own, shared = tile.queries, tile.keys
             parts = tile_backward(
                 tile, grad[:, own], q[:, own], k[:, shared], v[:, shared], o[:, own], lse[:, own], ctx.forest.depth_P
@@ -189,16 +189,20 @@ class _TreeAttention(torch.autograd.Function):
         return *(whole.to(query.dtype) for whole in into), None, None, None
 
 
+def _place(tensor: Tensor) -> str:
+    return "cpu" if tensor.device.type == "cpu" else "gpu"
+
+
 def _for_tiles(*given: Tensor) -> tuple[Tensor, ...]:
     # On a CPU torch's kernel takes up to four times as long over a small tile in bf16 as in fp32.
-    if given[0].device.type != "cpu":
+    if _place(given[0]) == "gpu":
         return given
     return tuple(each.to(torch.promote_types(each.dtype, torch.float32)) for each in given)
 
 
-def _tiles(forest: Forest, scale: float, window: int | None) -> Iterator[_Tile]:
+def _tiles(forest: Forest, scale: float, window: int | None, place: str) -> Iterator[_Tile]:
     for node in forest.nodes:
-        for own, seen, causal in _within(node.start, node.stop):
+        for own, seen, causal in _within(node.start, node.stop, _CAUSAL_TOKENS[place]):
             yield _Tile(own, seen, causal, scale, window)
     # Only after every token has seen itself: under a window a token may see nothing of the nodes above, and joining two
     # parts that are both empty would give NaN.
@@ -207,14 +211,14 @@ def _tiles(forest: Forest, scale: float, window: int | None) -> Iterator[_Tile]:
             yield _Tile(slice(node.stop, node.end), slice(node.start, node.stop), False, scale, window)
 
 
-def _within(start: int, stop: int) -> Iterator[tuple[slice, slice, bool]]:
+def _within(start: int, stop: int, most: int) -> Iterator[tuple[slice, slice, bool]]:
     """Yields queries, keys and `causal` of the tiles of a run of tokens on itself."""
-    if stop - start <= _CAUSAL_TOKENS:
+    if stop - start <= most:
         yield slice(start, stop), slice(start, stop), True
         return
     half = (start + stop) // 2
-    yield from _within(start, half)
-    yield from _within(half, stop)
+    yield from _within(start, half, most)
+    yield from _within(half, stop, most)
     yield slice(half, stop), slice(start, half), False
 
 
@@ -276,7 +280,7 @@ def tile_backward(
 
 
 def _has_kernel(tile: _Tile, query: Tensor, value: Tensor) -> bool:
-    return query.device.type == "cpu" and tile.window is None and query.shape[-1] == value.shape[-1]
+    return _place(query) == "cpu" and tile.window is None and query.shape[-1] == value.shape[-1]
 
 
 def _for_kernel(tile: _Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,7 +301,7 @@ def _from_kernel(tile: _Tile, result: Tensor, query: Tensor) -> Tensor:
 
 def _blocks(query: Tensor, key: Tensor) -> Iterator[slice]:
     heads, queries, group, _ = query.shape
-    step = max(1, _BLOCK_SCORES // (heads * group * key.shape[1]))
+    step = max(1, _BLOCK_SCORES[_place(query)] // (heads * group * key.shape[1]))
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
 
