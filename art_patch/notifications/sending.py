@@ -28,6 +28,7 @@ _BETWEEN = re.compile(r"(?<![\s,])[\s,]++(?=[A-Za-z][A-Za-z0-9+.-]{0,30}://)")
 # Parts of an address that may be a token, a password or a name.
 _PART = re.compile(r"[^/:@?&=#,\s]{4,}")
 
+_LONGEST = 500  # characters of a cause
 _KINDS = {"alarm": "FAILURE", "advice": "WARNING", "rejection": "WARNING", "promotion": "SUCCESS"}
 
 
@@ -63,7 +64,7 @@ class Address:
         if done.returncode or not done.stdout:
             return SILENT if done.returncode == -signal.SIGALRM else f"its process ended with {done.returncode}"
         cause: str | None = json.loads(done.stdout)
-        return cause and self._hidden(cause)
+        return cause and self._hidden(cause)[:_LONGEST]
 
     def _hidden(self, text: str) -> str:
         behind = self._url.partition("://")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -81,3 +82,16 @@ def test_a_query_of_too_many_words_is_refused(store: Store, query: str):
         store.search.find([query], ALL)
     # However long, what is few words is looked for.
     assert store.search.find(['"' * 1_000_000 + "plum", "plum" * 200_000 + " plum"], ALL).ids == ()
+
+
+def test_large_messages_are_not_in_memory_all_at_once(store: Store):
+    size, count = 500_000, 200
+    for number in range(count):
+        write(store, f"run{number}", f"{number} " + "plum " * (size // 5), at=float(number))
+    tracemalloc.start()
+    try:
+        assert store.search.extend() == count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size * count / 2

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import TSQUERY
 from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import Filter, matching
-from art_patch.store.queries.loading import rows_in, some_of
+from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.search import index
 from art_patch.store.search.words import Wanted, tool_word, wanted
@@ -98,6 +98,7 @@ def _entries(connection: Connection, asked: Wanted, until: float | None, words: 
 
 
 def _with_phrases(connection: Connection, asked: Wanted, calls: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    for some in some_of(list(calls)):
-        said = index.new_messages(connection, [key for key, _ in some])
-        yield from ((key, run) for key, run in some if asked.is_in(said[key]))
+    runs = dict(calls)
+    for key, messages in index.new_messages(connection, list(runs)):
+        if asked.is_in(messages):
+            yield key, runs[key]

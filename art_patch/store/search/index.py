@@ -36,6 +36,7 @@ OVERLAP_S = 900.0  # a call that ends so long after it began is found by a `thor
 MOST_COUNTED = 100_000  # calls without an entry; beyond that it is said that there are more
 
 _AT_ONCE = 200  # calls in one transaction
+_PART = 20  # calls whose messages are in memory at once: each may have megabytes
 _PAGES = 32  # of FTS5, merged in one transaction
 _DEEPEST = 1_000  # messages that a prompt may have behind its last answer
 
@@ -77,8 +78,13 @@ def can_be_made(connection: Connection) -> bool:
     return bool(connection.scalar(text("SELECT count(*) FROM pragma_module_list WHERE name = 'fts5'")))
 
 
-def new_messages(connection: Connection, call_ids: Sequence[str]) -> dict[str, list[JSON]]:
-    """Return what each of these calls adds to its conversation: the prompt behind the last answer, and the answers."""
+def new_messages(connection: Connection, call_ids: Sequence[str]) -> Iterator[tuple[str, list[JSON]]]:
+    """Yield what each of these calls adds to its conversation: the prompt behind the last answer, and the answers."""
+    for begin in range(0, len(call_ids), _PART):
+        yield from _new_messages(connection, call_ids[begin : begin + _PART]).items()
+
+
+def _new_messages(connection: Connection, call_ids: Sequence[str]) -> dict[str, list[JSON]]:
     found: dict[str, list[JSON]] = {key: [] for key in call_ids}
     asked: dict[bytes, list[str]] = {}
     for key, prompt in rows_in(connection, select(_C.id, _C.prompt), _C.id, call_ids):
@@ -130,9 +136,10 @@ def extend(
         with database.read() as connection:
             page = _missing(connection, last)
             said = new_messages(connection, [key for key, _ in page])
+            words = {key: index_words(messages) for key, messages in said}
         if not page:
             break
-        entries = {key: (at, index_words(said[key])) for key, at in page}
+        entries = {key: (at, words[key]) for key, at in page}
         last = page[-1][1], page[-1][0]
         with database.write() as connection:
             decide_alone(connection)  # two processes may extend it at once
@@ -202,7 +209,7 @@ def forget(connection: Connection, call_ids: Sequence[str]) -> None:
         return
     if connection.dialect.name == "sqlite":
         said = new_messages(connection, list(ids))
-        gone = [(ids[key], " ".join(index_words(messages))) for key, messages in said.items()]
+        gone = [(ids[key], " ".join(index_words(messages))) for key, messages in said]
         connection.exec_driver_sql(_FORGET.format(_words_table(connection)), gone)
     connection.execute(delete(tables.search_calls).where(_S.call_id.in_(list(ids))))
     set_control(connection, _UNMERGED, new_id())  # another one each time: a merge that has begun may miss these words
