@@ -134,3 +134,13 @@ def test_status_tells_since_when_a_breaker_is_open(tmp_path: Path):
     flat = " ".join(shown.split())
     assert f"circuit breaker of the engine: open in 3 of 4 app processes since {at} circuit breaker" in flat
     assert "circuit breaker of the challenger: open in 1 of 4 app processes 5 processes: sees" in flat
+    # What another release, or somebody else, says in another form is left out.
+    odd: list[Any] = ["soon", [1], None, 1e400, float("nan"), -1, True]
+    strange = [FACTS | {"open_breakers": ["engine", {}], "breakers_open_since": {"engine": at}} for at in odd]
+    strange += [FACTS | {"open_breakers": "engine"}, FACTS | {"open_breakers": ["engine"], "breakers_open_since": 3}]
+    store = open_store(f"sqlite:///{tmp_path}/odd/default/store.db")
+    store.write([AppReport(f"host:{n}", now, facts) for n, facts in enumerate(strange)])
+    store.close()
+    done = art_patch("status", home=tmp_path / "odd")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "circuit breaker of the engine: open in 8 of 9 app processes" in done.stdout
