@@ -138,7 +138,7 @@ def _differ(metrics: dict[str, Any]) -> str:
 
 def _well_formed(app: dict[str, Any]) -> dict[str, Any]:
     """Return what an app process said, as far as it has the form: other releases say less, or something else."""
-    kept = {key: value for key, value in app.items() if isinstance(value, _FORMS.get(key, object))}
+    kept: dict[str, Any] = {key: value for key, value in app.items() if isinstance(value, _FORMS.get(key, object))}
     kept = {"mode": "", "instrumented": [], "degraded": [], "bypasses": {}} | kept
     lists = {key: list(map(str, kept[key])) for key in ("instrumented", "degraded")}
     counts = {name: count for name, count in kept["bypasses"].items() if isinstance(count, int)}

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from art_patch import gate, grouping, pipeline, rewards, serving, store
 from art_patch._lib.atomic_files import write_whole
 from art_patch._lib.process import peak_memory_mib
+from art_patch._lib.visible_text import sentences
 from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks
@@ -145,7 +146,7 @@ def run_demo(
         for number in range(len(curve.rows), last + 1):
             world.traffic(number, tell.progress)
             report = world.cycle(judge, number, control, tell)
-            tell.say(f"{report.outcome}: {report.reason}")
+            tell.say("\n  ".join(sentences(f"{report.outcome}: {report.reason}")))
             row = world.measure(number, tell, times=EVALUATION_SAMPLES if number == last else CURVE_SAMPLES)
             curve.add(row | {"outcome": report.outcome})
             tell.measured(row)
