@@ -99,9 +99,10 @@ def serve(
     from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
     settings = project.settings()
+    names: list[str] = []
     if advertise is not None:
         advertise, host_name = advertised(advertise)
-    names = [] if advertise is None else [host_name]
+        names = [host_name]
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, who = read_key(key_file), project.actor("serve")
     policies.check_name(f"{model.name}@0")

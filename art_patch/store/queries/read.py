@@ -210,9 +210,8 @@ class Reader(Part):
         columns, at = tables.columns_of(tables.apps, AppReport), tables.apps.c.at
         with self._database.read() as connection:
             rows = connection.execute(select(*columns).where(at >= since).order_by(at.desc()))
-            reports = (AppReport(*row) for row in rows)
             # A program that is no app of ours may have written one.
-            return tuple(each for each in reports if isinstance(each.facts, Mapping))
+            return tuple(AppReport(id, at, facts) for id, at, facts in rows if isinstance(facts, Mapping))
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of calls, copies, groups and other rows that `art-patch status` shows, by name."""
