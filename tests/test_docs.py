@@ -171,6 +171,11 @@ def test_generated_pages_name_everything():
     assert "--promotion" in text
 
 
+def test_the_readme_is_short():
+    """What it leaves out stands in the pages, each for one purpose."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
 @pytest.mark.parametrize(
     "page",
     [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "integrations/README.md", *sorted(ROOT.glob("examples/**/README.md"))],

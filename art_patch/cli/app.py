@@ -39,6 +39,7 @@ from art_patch.cli.commands import (
     trackers,
     trajectories,
 )
+from art_patch.cli.help_text import PlainCommand
 from art_patch.cli.logs import in_log
 from art_patch.cli.options import FROM_ENV_FILE
 from art_patch.errors import ArtPatchError, ConfigError
@@ -80,7 +81,7 @@ def _add(panel: str | None, *functions: Command, to: typer.Typer = app, **named:
     for name, function in ({one.__name__: one for one in functions} | named).items():
         # The options of the program that `run` starts are not ours, even without `--` before them.
         context = {"allow_interspersed_args": False} if function is run.run else None
-        to.command(name, rich_help_panel=panel, context_settings=context)(function)
+        to.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=context)(function)
 
 
 def _add_group(
@@ -112,7 +113,7 @@ _add(
 # `groups` is a command itself, which measures, and a group.
 _groups = typer.Typer(name="groups")
 _groups.callback(invoke_without_command=True)(measure.groups)
-_groups.command("show")(group_view.show_group)
+_add(None, to=_groups, show=group_view.show_group)
 app.add_typer(_groups, rich_help_panel=LOOK)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
@@ -123,11 +124,11 @@ _add(LEARN, retrain.retrain, retrain.score)
 # `cycles` is a command itself, which lists, and a group.
 _cycles = typer.Typer(name="cycles")
 _cycles.callback(invoke_without_command=True)(cycles.cycles)
-_cycles.command("show")(cycles.show_cycle)
+_add(None, to=_cycles, show=cycles.show_cycle)
 app.add_typer(_cycles, rich_help_panel=LEARN)
 _add_group(LEARN, "judge", "Measure the judge: test.", test=measure.judge_test)
 _feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=run.serve_feedback)
-_feedback.command("import")(trackers.import_feedback)  # a word of Python's, so it cannot be a keyword above
+_add(None, to=_feedback, **{"import": trackers.import_feedback})  # a word of Python's, no keyword for above
 _add_group(
     None, "pull", "Read scores that people gave in other tools: langfuse, langsmith.", above=_feedback,
     langfuse=trackers.pull_langfuse, langsmith=trackers.pull_langsmith,
@@ -139,17 +140,17 @@ _add_group(
 # `policies` is a command itself, which lists, and a group.
 _policies = typer.Typer(name="policies")
 _policies.callback(invoke_without_command=True)(policies.policies)
-_policies.command("show")(lineage.show_policy)
-_policies.command("export")(policy_copies.export_policy)
-_policies.command("import")(policy_copies.import_policy)
-_policies.command("push")(policy_copies.push)
+_add(
+    None, to=_policies, show=lineage.show_policy, export=policy_copies.export_policy,
+    **{"import": policy_copies.import_policy}, push=policy_copies.push,
+)  # fmt: skip
 app.add_typer(_policies, rich_help_panel=DECIDE)
 _add(
     DECIDE, measure.evaluate, reproduce.reproduce, policies.promote, policies.watch, rollback.rollback, policies.reject
 )
 
 _add(DATA, files.export, store.erase, consent.consent)
-app.command("import", rich_help_panel=DATA)(files.import_file)
+_add(DATA, to=app, **{"import": files.import_file})
 _add_group(
     DATA, "send", "Send runs and policies to a tracker. Items that it has already are not sent again.",
     trackers.otlp, trackers.langfuse, trackers.tensorboard, trackers.mlflow, trackers.wandb,

@@ -165,7 +165,8 @@ class Bars:
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, tuple[Any, int]] = {}
+        self._ended: set[str] = set()
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
         """Show that `done` of `total` items of a stage are finished."""
@@ -178,10 +179,16 @@ class Bars:
         # A stage that begins again, as in the next cycle of a demo, gets a bar of its own.
         if task is None or done < before:
             task = self._progress.add_task(stage, total=total, note=note)
+            self._ended.discard(stage)
         self._tasks[stage] = (task, done)
         self._progress.update(task, completed=done, total=total, note=note)
-        if done >= total and not self._progress.console.is_terminal:
-            self._progress.console.print(f"{stage}: {done}/{total} {note}".rstrip())
+        if done < total:
+            self._ended.discard(stage)
+        elif stage not in self._ended:
+            # Once: a stage may tell more, such as rows of a last item, when all items were looked at.
+            self._ended.add(stage)
+            if not self._progress.console.is_terminal:
+                self._progress.console.print(f"{stage}: {done}/{total} {note}".rstrip())
 
     def counts(self, stage: str) -> Callable[[int, int], None]:
         """Return a function `(done, total)` that shows progress of `stage`, for code that reports only two numbers."""
@@ -198,6 +205,7 @@ class Bars:
             for task, _ in self._tasks.values():
                 self._progress.remove_task(task)
         self._tasks.clear()
+        self._ended.clear()
 
 
 @contextmanager

@@ -104,6 +104,11 @@ class Status(NamedTuple):
     degraded: tuple[str, ...] = ()
     projects: Mapping[str, "Status"] = MappingProxyType({})
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON has them. Web frameworks make a list without names of a named tuple."""
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._asdict().items()}
+        return plain | {"projects": {name: each.as_dict() for name, each in self.projects.items()}}
+
 
 class Runtime:
     """The state that the wrappers of the SDK use in each call, one runtime for each patched project."""

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import typer
+from typer.testing import CliRunner
 
-from art_patch.cli.app import app
+from art_patch.cli.app import PANELS, app
 
 LIST = Path(__file__).with_name("options.txt")
 
@@ -62,6 +65,26 @@ def test_every_command_and_every_parameter_explains_itself():
     ]
     assert not bare
     assert not [words for words, command in commands(typer.main.get_command(app)) if not command.help]
+
+
+def test_help_has_whole_names_and_no_short_lines_at_80_columns():
+    """A name that is cut cannot be copied."""
+    for words, command in commands(typer.main.get_command(app)):
+        shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], env={"COLUMNS": "80"}).output
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= 80, words
+        options = [each for each in command.params if each.param_type_name != "argument"]
+        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        assert names <= set(re.findall(r"(?<![\w-])--?[\w-]+", shown)), words
+        # The paragraphs of a docstring are not broken where the source breaks them.
+        for above, below in pairwise(lines) if not hasattr(command, "commands") else ():
+            if re.match("  [^ -]", above) and re.match("  [^ -]", below) and "Arguments:" not in shown:
+                assert len(above) + 1 + len(below.split()[0]) > 78, (words, above)
+
+
+def test_help_shows_the_commands_in_sections():
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert [each for each in re.findall("^╭─ (.+?) ─+╮$", shown, re.MULTILINE) if each in PANELS] == list(PANELS)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,17 @@ def test_progress_and_the_report_of_a_cycle(home: Path, capfdbinary: pytest.Capt
     clean(path.read_bytes() + path.with_suffix(".md").read_bytes())
 
 
+def test_the_end_of_a_stage_is_one_line(capfd: pytest.CaptureFixture[str]):
+    """Where stderr is a file or a mail: a stage may go on to tell rows when all of its items were looked at."""
+    with output.bars(quiet=False) as bars:
+        for done, rows in ((250, 10), (500, 20), (500, 30), (500, 40)):
+            bars("export", done, 500, f"{rows} rows")
+        for _ in range(2):  # the next cycle's stage is told again
+            bars("train", 0, 1)
+            bars("train", 1, 1)
+    assert capfd.readouterr().err.splitlines() == ["export: 500/500 20 rows", "train: 1/1", "train: 1/1"]
+
+
 _APP = """
 import logging, sys
 from art_patch.cli import app

@@ -64,6 +64,18 @@ def test_a_long_reason_of_a_decision_is_two_lines_at_80_columns(tmp_path: Path):
     assert why.startswith("by ada: far below upstream on held-out scenarios; far") and why.endswith(" ...")
 
 
+def test_the_history_has_whole_words_at_80_columns(tmp_path: Path):
+    store = open_store(f"sqlite:///{tmp_path}/default/store.db")
+    store.ledger.add_base("agent@0", "/base", "ff", who="ada")
+    reason = "far below upstream on held-out scenarios; " * 5 + "the end"
+    store.ledger.move("agent@0", "learner", who="ada (art-patch retrain)", reason=reason)
+    store.close()
+    newest, *why = art_patch("history", home=tmp_path, COLUMNS="80").stdout.splitlines()[:-4]
+    assert newest.endswith("  agent@0  champion -> learner")
+    assert max(map(len, why)) <= 80
+    assert " ".join(line.strip() for line in why) == f"by ada (art-patch retrain): {reason}"
+
+
 def test_a_change_of_upstreams_model_is_shown_for_as_long_as_it_counts(tmp_path: Path):
     now = time.time()
     store = open_store(f"sqlite:///{tmp_path}/default/store.db")

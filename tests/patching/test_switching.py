@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,16 @@ def test_twice_is_once_and_updates_settings(bench, tmp_path, client):
         handle.unpatch()
     assert not art.status().patched
     assert not any(isinstance(function, wrapt.FunctionWrapper) for function in functions())
+
+
+def test_the_status_has_names_as_json(bench, client):
+    """A web framework makes a list of a named tuple."""
+    bench.patch(mode="record")
+    told = json.loads(json.dumps(art.status().as_dict()))
+    assert told.keys() == set(art.status()._fields)
+    assert (told["patched"], told["mode"], told["champion"], told["errors"], told["degraded"]) == (
+        True, "record", CHAMPION, {}, [],
+    )  # fmt: skip
 
 
 def test_someone_else_on_top(bench, client):

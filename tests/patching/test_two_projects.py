@@ -309,6 +309,10 @@ def engines_that_fail(two: Two) -> None:
     status = art.status()
     assert [sentence for sentence in status.degraded if "engine" in sentence]
     assert (status.projects["planner"].fallbacks, status.projects["writer"].fallbacks) == (8, 0)
+    told = json.loads(json.dumps(status.as_dict()))
+    assert (told["fallbacks"], told["projects"]["planner"]["fallbacks"], told["projects"]["writer"]["mode"]) == (
+        8, 8, "route",
+    )  # fmt: skip
     assert (len(two.upstreams["planner"].seen), len(two.upstreams["writer"].seen)) == (8, 0)
     assert len(two.engines["planner"].seen) == 5, "its breaker is open, and the writer's is not"
 

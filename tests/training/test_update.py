@@ -70,6 +70,8 @@ def test_an_update_moves_the_policy_towards_the_better_answer_and_publishes_what
     assert score(base, target, BAD) < score(base, None, BAD)
     published = validate_adapter(tmp_path / "adapters", "agent@1", read_base_model(base))
     assert published.rank == 4
+    # Not PEFT's empty model card.
+    assert names(target) == ["MANIFEST.json", "adapter_config.json", "adapter_model.safetensors"]
     assert names(tmp_path / "adapters") == ["agent@1"]
     assert metrics.logprob_gap_nats is not None
     assert metrics.logprob_gap_nats < 1e-5

@@ -178,6 +178,8 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
     probe = probe_of(model, scorer, job.rows)
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
+        # PEFT's model card is a form that nobody has filled in. What there is to say is in the manifest.
+        (directory / "README.md").unlink(missing_ok=True)
         extra = {"base": job.base, "config": asdict(job.config), _JOB: job.fingerprint, ENTRY: probe.entry()}
         extra |= {**job.lineage, "art_patch": __version__, "made_with": made_with(job.config), "made_at": time.time()}
         publish_adapter(directory, job.target, base_sha256=job.base_sha256, extra=extra)
