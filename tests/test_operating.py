@@ -191,7 +191,8 @@ FRICTIONS: dict[int, Parts] = {
     2: {
         "a server told nothing": (LOGS + "a_server_tells_what_it_loads_and_what_others_decide",),
         "a breaker told nothing": (LOGS + "a_breaker_tells_once_that_it_opens_and_that_it_closes",),
-        "no level and no JSON": (
+        "no time, host, level and JSON": (
+            LOGS + "a_cycle_tells_when_it_begins_and_ends",
             LOGS + "a_cycle_that_fails_ends_with_its_exit_code",
             LOGS + "an_unknown_word_is_a_usage_error",
         ),
@@ -299,6 +300,7 @@ FRICTIONS: dict[int, Parts] = {
     },
     12: {
         "the job's pod had the home of the machine that printed it": (
+            CRON + "what_is_printed_can_be_piped",
             DEPLOY + "the_job_is_the_one_that_the_command_prints",
         ),
         "no manifests for server, volume and secret": (

@@ -163,6 +163,10 @@ def test_what_is_printed_can_be_piped(machine: Machine):
     pod = told["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "r/a:1"
     assert pod["containers"][0]["args"][-2:] == ["--min-groups", "2"]
+    # Nothing of this machine, whose ART_PATCH_HOME is another one; `--home` says where the pod has it.
+    assert str(machine.home) not in json.dumps(told)
+    assert [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]] == ["/data", "/tmp"]
+    assert 'mountPath: "/srv/art"' in machine.run("print", "--kubernetes", "--home", "/srv/art").stdout
     assert machine.run("print").stdout.splitlines()[1].startswith("17 3 * * * _log=")
     assert not machine.home.exists() and not machine.table.exists(), "print writes nothing"
 

@@ -49,6 +49,7 @@ def test_running_processes_are_a_line_each_at_80_columns(tmp_path: Path):
     running = [AppReport(f"5f0c9a7e21bd:{10_000 + n}", now, busy) for n in range(12)]
     shown = status_of(tmp_path, [*running, AppReport("5f0c9a7e21bd:9", now - 500, FACTS)])
     lines = [line for line in shown.splitlines() if re.match("5f0c9a7e21bd:1", line)]
+    assert {line.split()[0] for line in lines} < {report.id for report in running}, "ids are whole"
     assert len(lines) == 10 and all(line.split()[-4:] == ["record", "123456", "12345", "1234"] for line in lines)
     assert "3 app processes more in the last hour, most of them ended: 246913 recorded, 24690 dropped" in shown
 

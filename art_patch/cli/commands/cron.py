@@ -47,6 +47,7 @@ OPTIONS = typer.Argument(metavar="[-- RETRAIN OPTIONS]", help="Options of `art-p
 
 @command
 def print_recipe(
+    context: typer.Context,
     *,
     schedule: Annotated[str, SCHEDULE] = NIGHTLY,
     project: ProjectPlace,
@@ -60,12 +61,12 @@ def print_recipe(
 
     Exit codes: 0 printed; 2 the schedule or an option has an impossible value.
     """
-    home = project.home
+    # In a pod the home is where the volume is mounted: a variable says where it is on this machine.
+    home = project.home if given_on_the_command_line(context, "home") else None
     if cron + systemd + kubernetes > 1:
         raise ConfigError("--cron, --systemd and --kubernetes are three ways; choose one")
     if image is not None and not kubernetes:
         raise ConfigError("--image goes with --kubernetes")
-    # In a pod the home is where the volume is mounted, not where it is on this machine.
     if kubernetes and home is not None and not home.is_absolute():
         raise ConfigError(f"the volume cannot be mounted at {str(home)!r}; give --home as an absolute path")
     # A pod has variables of its own, which nobody knows here.
