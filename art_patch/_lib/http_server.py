@@ -128,7 +128,7 @@ def serve(
     """
     serving: Any = partial(_Connection, {}, _connections())
     config = uvicorn.Config(
-        app,
+        _to_callers(app),
         http=serving,
         log_config=None,  # the process configures logging, not uvicorn
         log_level=log_level,
@@ -146,6 +146,23 @@ def serve(
     server.run(sockets=[sock])
     if server.interrupted:
         raise KeyboardInterrupt
+
+
+def _to_callers(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the application; what it sends to a caller who leaves at this very moment is dropped, and is no error."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        async def to_caller(message: Any) -> None:
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if "the handler is closed" not in str(error):  # uvloop's words; uvicorn hears of it a moment later
+                    raise
+                send.__self__.disconnected = True  # of uvicorn's request, which then expects no more
+
+        await app(scope, receive, to_caller)
+
+    return served
 
 
 def _connections() -> int:
