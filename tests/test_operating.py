@@ -231,6 +231,9 @@ FRICTIONS: dict[int, Parts] = {
         "a policy could not be carried from staging to production": (
             "cli/test_policy_import.py::test_a_policy_comes_with_its_evidence_and_serves_nobody",
         ),
+        "the database's password stood in a variable": (
+            "store/test_password_file.py::test_the_password_is_read_from_a_file",
+        ),
         "no secrets from files": (
             DEPLOY + "a_secret_is_taken_whatever_its_mode",
             DEPLOY + "what_the_pods_name_is_there",
