@@ -211,7 +211,7 @@ class Reader(Part):
         with self._database.read() as connection:
             rows = connection.execute(select(*columns).where(at >= since).order_by(at.desc()))
             # A program that is no app of ours may have written one.
-            return tuple(AppReport(id, at, facts) for id, at, facts in rows if isinstance(facts, Mapping))
+            return tuple(AppReport(*row) for row in rows if isinstance(row.facts, Mapping))
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of calls, copies, groups and other rows that `art-patch status` shows, by name."""
