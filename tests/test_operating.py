@@ -89,12 +89,8 @@ DEFECTS: dict[int, Parts] = {
             "cli/test_score.py::test_a_judge_that_refuses_every_call_is_an_error_within_any_budget",
         ),
         "so was a judge that answers prose": (BUDGET + "a_judge_that_never_answers_is_an_error_whatever_the_budget",),
-        "its cause was not named when the budget ended": (BUDGET + "what_failed_before_the_budget_ended_is_told",),
-        "calls that fail use the budget up": Decided(
-            "The limit keeps a broken judge from being asked for ever, and a judge that only fails is an error anyway.",
-            "how-to/judge-and-rewards",
-            "`--max-calls` counts every request, also one that fails",
-        ),
+        "its cause was not named when the budget ended": (BUDGET + "an_answer_that_comes_too_late_uses_up_budget",),
+        "calls that fail use the budget up": (BUDGET + "what_the_judge_refuses_uses_up_no_budget",),
     },
     7: {
         "calls of tools were compared by their random ids": (POLICIES + "tool_calls_are_alike_if_they_mean_the_same",),

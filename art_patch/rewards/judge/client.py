@@ -123,12 +123,14 @@ class Budget:
     """Limits on the requests to a judge; `None` is no limit. Threads, and several judges, may share one budget.
 
     A request is allowed if the money spent, the money held for requests under way and the expected price together stay
-    within the limit. The limit on calls is never exceeded. The limit in USD can be exceeded, because the price of an
-    answer is only known afterwards. So requests go one at a time until the first answer is paid for. From then on, a
-    request is expected to exceed its estimate by the same factor as the most expensive answer so far. If later answers
-    exceed their estimates by a larger factor, the limit can be exceeded by the difference.
+    within the limit. The limit on calls is never exceeded. A request that the server refused, or that did not reach it,
+    uses up nothing; one whose answer did not come in time may have cost something, and counts. The limit in USD can be
+    exceeded, because the price of an answer is only known afterwards. So requests go one at a time until the first
+    answer is paid for. From then on, a request is expected to exceed its estimate by the same factor as the most
+    expensive answer so far. If later answers exceed their estimates by a larger factor, the limit can be exceeded by
+    the difference.
 
-    `max_calls` counts retries and repair tries, too. Raises a `ConfigError` if a limit is negative or not a number.
+    `max_calls` counts repair tries, too. Raises a `ConfigError` if a limit is negative or not a number.
     """
 
     def __init__(self, max_usd: float | None = None, max_calls: int | None = None) -> None:
@@ -137,7 +139,7 @@ class Budget:
                 raise ConfigError(f"{name} is {limit}; give a number of 0 or more, or leave it out for no limit")
         self.max_usd = max_usd
         self.max_calls = max_calls
-        self.calls = 0  # requests that were allowed so far
+        self.calls = 0  # requests that were answered, may have been, or are under way
         self.spent_usd = 0.0  # known costs, and the expected price of each request whose cost is unknown
         self._changed = threading.Condition()
         self._held: list[Reservation] = []
@@ -149,6 +151,9 @@ class Budget:
             # Without a first price a burst of parallel requests could overrun the limit many times.
             while self.max_usd is not None and self._dearness is None and self._held:
                 self._changed.wait()
+            # One that is under way may be refused.
+            while self.max_calls is not None and self.calls >= self.max_calls and self._held:
+                self._changed.wait()
             if self.max_calls is not None and self.calls >= self.max_calls:
                 raise BudgetUsedUp(f"{self.calls} of {self.max_calls} calls were made")
             held = Reservation(0.0, 0.0) if self.max_usd is None else self._hold(self.max_usd, estimate_usd)
@@ -156,14 +161,15 @@ class Budget:
             self._held.append(held)
             return held
 
-    def settle(self, reservation: Reservation, cost_usd: float | None) -> None:
+    def settle(self, reservation: Reservation, cost_usd: float | None, *, was_refused: bool = False) -> None:
         """End a reserved request with its cost in USD.
 
-        The cost is 0 if the server refused the request. `None`: the cost is unknown, so the held amount counts as
-        spent.
+        The cost is 0 if the server refused the request, which is not counted then. `None`: the cost is unknown, so the
+        held amount counts as spent.
         """
         with self._changed:
             self._held.remove(reservation)
+            self.calls -= was_refused
             self.spent_usd += reservation.held_usd if cost_usd is None else cost_usd
             if cost_usd and reservation.estimate_usd:
                 self._dearness = max(self._dearness or 0.0, cost_usd / reservation.estimate_usd)
@@ -279,6 +285,7 @@ class JudgeClient:
 
         reserved = self.budget.reserve(estimate_usd)
         cost: float | None = 0.0
+        was_refused = True
         try:
             if stop.is_set():  # while the budget made us wait, or another part of the group was asked about
                 raise AskError("stopped", "question", failed=False)
@@ -294,12 +301,13 @@ class JudgeClient:
             }
             response = load_litellm().completion(**{**ours, **asked, **self.extra})
             cost = getattr(response, "_hidden_params", {}).get("response_cost")
+            was_refused = False
         # The server may have computed, and will charge for, an answer that came too late: its cost is unknown, not 0.
         except openai.APITimeoutError:
-            cost = None
+            cost, was_refused = None, False
             raise
         finally:
-            self.budget.settle(reserved, cost)
+            self.budget.settle(reserved, cost, was_refused=was_refused)
         counted = getattr(response, "usage", None)
         prompt, completion = (getattr(counted, f"{which}_tokens", None) or 0 for which in ("prompt", "completion"))
         spent.append(Usage(prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost))
