@@ -105,6 +105,14 @@ def test_calls_get_into_the_spool_while_the_recorder_imports(programs: Programs,
     assert store.texts() == ["first", "second"]
 
 
+# A busy machine has perhaps not tried to write the call when the program ends, and then there is nothing to say of it.
+TRIED = """
+end = time.monotonic() + 30
+while "store.write" not in art.status().errors and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.slow
 def test_calls_of_a_server_that_is_down_are_taken_over_when_it_is_back(programs: Programs, tmp_path):
     """By any program of the project, with the right role only: an error of the server drops nothing."""
@@ -114,9 +122,10 @@ def test_calls_of_a_server_that_is_down_are_taken_over_when_it_is_back(programs:
         settings = Settings(home=tmp_path, store=url)
         env = {"ART_PATCH_STORE": url, "ART_PATCH_HOME": str(tmp_path)}
         server.stop()
-        for text, end in (("killed", "in_spool(1)\nos.kill(os.getpid(), 9)"), ("ended", "")):
+        for text, end in (("killed", "in_spool(1)\nos.kill(os.getpid(), 9)"), ("ended", TRIED)):
             ran = programs.run(f"{WAITS}call({text!r})\n{end}", str(spool_directory(settings)), env=env)
-            assert (ran.code, "1 call kept beside" in ran.err) == ((-signal.SIGKILL, False) if end else (0, True))
+            is_told = "1 call kept beside" in ran.err
+            assert (ran.code, is_told) == ((0, True) if end == TRIED else (-signal.SIGKILL, False)), ran.err
         server.start()
         server.execute("CREATE ROLE stranger LOGIN")
         with ExitStack() as stack:
