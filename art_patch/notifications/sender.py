@@ -1,4 +1,4 @@
-"""The process that sends one message, so that a service that never ends its answer, or never ends it, holds up nobody.
+"""The process that sends one message, so that a service that never answers, or answers without end, holds up nobody.
 
 In, on stdin: `{"url", "title", "body", "kind"}` as JSON. Out, on stdout: `null` if the message was sent, else the cause
 as a JSON text, in which the address may stand. It ends by itself after `MOST_S` seconds, also if nobody waits for it.

@@ -181,14 +181,8 @@ def last_retrain(directory: Path) -> JSON | None:
         facts: Any = json.loads((directory / LAST_RETRAIN).read_text("utf-8"))
         numbers = {name: float(facts[name]) for name in ("ended_at", "took_s", "exit_code")}
         return numbers | {"outcome": str(facts["outcome"])}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):  # somebody else may have written it
+    # Somebody else may have written it.
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

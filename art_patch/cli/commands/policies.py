@@ -97,15 +97,17 @@ def promote(
     facts |= {"rewards": rewards}
     if project.answered(facts | following.facts()):
         return following.end()
-    part = f"{control:g} % of the sessions"
-    stay = f", but for {part}, the control group (`art-patch mode --control`)" if control else ""
-    # A canary beside the champion leaves the control group as it is.
-    then = f"; if it wins, {part} stay with upstream, as a control group" if control and not before.champion else ""
-    said = {
-        "shadow": f"[b]{policy}[/] is asked in the background what apps ask; {rival} serves",
-        "canary": f"[b]{policy}[/] answers {canary or 0:g} % of the sessions, {rival} all others{then}",
-    }.get(state, f"[b]{policy}[/] serves{stay}")
-    output.stdout().print(f"{dry.head}{said}; {following.words()}", soft_wrap=True)
+    if state == "shadow":
+        said = f"is asked in the background what apps ask; {rival} serves"
+    elif state == "canary":
+        said = f"answers {canary or 0:g} % of the sessions, {rival} all others"
+        if control and not before.champion:  # beside a champion the control group stays as it is
+            said += f"; if it wins, {control:g} % of the sessions stay with upstream, as a control group"
+    else:
+        said = "serves"
+        if control:
+            said += f", but for {control:g} % of the sessions, the control group (`art-patch mode --control`)"
+    output.stdout().print(f"{dry.head}[b]{policy}[/] {said}; {following.words()}", soft_wrap=True)
     warn_if_worse(rewards, rival, policy)
     warn_if_rejected_there(chosen)
     following.end()

@@ -350,9 +350,14 @@ def set_control(connection: Connection, key: str, value: str) -> None:
         connection.execute(insert(table).values(row))
 
 
+def shares_of(connection: Connection) -> list[tuple[float, float]]:
+    """Return when the control group's share was set, and to how many percent, oldest first; empty if it never was."""
+    return [(at, percent) for at, percent in json.loads(control_of(connection, CONTROL_KEY) or "[]")]
+
+
 def set_share(connection: Connection, percent: float, who: str, at: float) -> None:
     """Set the share of the control group, and note it, unless it is this one already."""
-    shares: list[tuple[float, float]] = json.loads(control_of(connection, CONTROL_KEY) or "[]")
+    shares = shares_of(connection)
     if not shares or percent != shares[-1][1]:  # a 0 that was set stays: no promotion begins a group
         set_control(connection, CONTROL_KEY, json.dumps([*shares, (at, percent)][-100:]))
         note(connection, who, "control group", {"percent": percent}, at)

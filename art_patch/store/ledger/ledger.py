@@ -15,7 +15,7 @@ from art_patch.errors import ConfigError, NotFound
 from art_patch.store.backends.database import Part, decide_alone
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.decisions import Cause, note
-from art_patch.store.ledger.route import CANARY_KEY, CONTROL_KEY, MODE_KEY, route_of
+from art_patch.store.ledger.route import CANARY_KEY, MODE_KEY, route_of
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import run_key
@@ -216,8 +216,7 @@ class Ledger(Part):
                 metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
             was: the state that the caller has decided on; given, no other state is changed.
-            control_percent: share of the control group that begins if a champion takes upstream's place, unless a share
-                was ever set.
+            control_percent: share of the control group that begins with a champion in upstream's place, if none was set.
 
         Raises:
             NotFound: if there is no such policy.
@@ -229,7 +228,7 @@ class Ledger(Part):
         at = time.time() if now is None else now
         with self._deciding() as connection:
             begins = state == "champion" and decisions.champion_of(connection) is None
-            if begins and control_percent and decisions.control_of(connection, CONTROL_KEY) is None:
+            if begins and control_percent and not decisions.shares_of(connection):
                 decisions.set_share(connection, control_percent, who, at)
             return decisions.move(connection, name, state, Cause(who, reason, at, metrics or {}), percent, was)
 
@@ -343,11 +342,10 @@ class Ledger(Part):
     def control_shares(self) -> tuple[tuple[float, float], ...]:
         """Return when the control group's share was set, and to how many percent, oldest first; empty if it never was.
 
-        The share holds while a champion serves: without one, upstream answers all sessions.
+        A share holds while a champion serves: without one, upstream answers all sessions.
         """
         with self._database.read() as connection:
-            shares = json.loads(decisions.control_of(connection, CONTROL_KEY) or "[]")
-        return tuple((at, percent) for at, percent in shares)
+            return tuple(decisions.shares_of(connection))
 
     def set_control_group(self, percent: float, *, who: str, now: float | None = None) -> None:
         """Set the share of the sessions that stays with upstream, so that policies can be compared with it.
