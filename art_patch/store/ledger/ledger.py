@@ -216,7 +216,7 @@ class Ledger(Part):
                 metrics.
             percent: share of the sessions that a canary answers, above 0 and up to 100; for `canary` only.
             was: the state that the caller has decided on; given, no other state is changed.
-            control_percent: share of the control group that begins with a champion in upstream's place, if none was set.
+            control_percent: share of the control group that begins with a champion in upstream's place, if none is set.
 
         Raises:
             NotFound: if there is no such policy.
