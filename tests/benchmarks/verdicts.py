@@ -4,10 +4,11 @@
 
     python tests/benchmarks/verdicts.py [--json] [--draws 60] [--days-draws 60] [--gate-draws 400]
                                           [--only equal,harm,better,gate,learning] [--toy-seeds 24]
-                                          [--demo-seeds 1 2 3] [--truths "feedback twice as late"]
+                                          [--demo-seeds 1 2 3] [--truths "feedback twice as late"] [--kept FILE]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
-targets that were not met; without it, a table. Some minutes with the default number of draws; hours with 4,000.
+targets that were not met; without it, a table. Some minutes with the default number of draws; hours with 4,000. A draw
+of equal policies is made from its number, so with `--kept` what was drawn before is gone on with, not repeated.
 
 How it is measured: each draw is the traffic of a test by the generator below, as the store would hand it over, decided
 by `promotion.evidence_of` and `promotion.decide` as they are shipped. What was decided once stands, so one look at the
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +54,7 @@ from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 NEW, OLD = "agent@1", "agent@0"
 DAY = 86_400.0
 CONFIG = CanaryConfig()
+_DRAWS_AT_ONCE = 200
 
 TARGETS = (
     Target("equal_ended_worst", None, 0.05, "equal policies that were ended, worst case, less two standard errors"),
@@ -259,16 +262,33 @@ def fallback_gain(number: int) -> float:
 # --- measurements ---
 
 
-def equal(pool: Any, draws: int, sizes: Sequence[float], truths: Sequence[str]) -> dict[str, float]:
+def count_ended(pool: Any, name: str, a_day: float, share: float, draws: int, kept: Path | None) -> int:
+    """How many of so many draws of equal policies were ended; those that `kept` names are not made again."""
+    before: dict[str, list[int]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    made, ended = before.get(cell := f"{name}, {a_day:g} a day, {share:.0%}", [0, 0])
+    if made > draws:
+        sys.exit(f"{kept} holds {made} draws of {cell!r}; ask for as many or more, or for another file")
+    while made < draws:
+        some = min(_DRAWS_AT_ONCE, draws - made)
+        jobs = [(name, a_day, share, number) for number in range(made, made + some)]
+        ended += sum(each != "go on" for each in pool.imap_unordered(one_day, jobs, 4))
+        made += some
+        if kept is not None:
+            before[cell] = [made, ended]
+            kept.write_text(json.dumps(before, indent=1))
+    return ended
+
+
+def equal(
+    pool: Any, draws: int, sizes: Sequence[float], truths: Sequence[str], kept: Path | None = None
+) -> dict[str, float]:
     """How often equal policies are ended, with so many sessions a day."""
     metrics, worst = dict[str, float](), 0.0
     for a_day in sizes:
         for name in truths:
             for share in (0.05, 0.2):
                 per_day = 300.0 if name == "rewritten" else a_day
-                jobs = [(name, per_day, share, number) for number in range(draws)]
-                ended = [each for each in pool.imap_unordered(one_day, jobs, 4) if each != "go on"]
-                rate = len(ended) / draws
+                rate = count_ended(pool, name, per_day, share, draws, kept) / draws
                 low = max(0.0, rate - 2 * (rate * (1 - rate) / draws) ** 0.5)
                 say(f"equal, {name}, {per_day:g} sessions a day, {share:.0%}: {rate:.4f} ended")
                 if name == "rewritten":
@@ -325,6 +345,7 @@ def main() -> None:
     parser.add_argument("--days-draws", type=int, default=60, help="of tests that go on for days")
     parser.add_argument("--a-day", type=float, nargs="+", default=[500.0], help="sessions a day of equal policies")
     parser.add_argument("--truths", nargs="+", choices=(*EQUAL, "rewritten"), default=[*EQUAL, "rewritten"])
+    parser.add_argument("--kept", type=Path, help="keep the counts of equal policies here")
     parser.add_argument("--gate-draws", type=int, default=400, help="of the gate's worlds, for each truth")
     parser.add_argument("--anchor-seeds", type=int, default=5, help="tiny models, with and without anchors")
     parser.add_argument("--toy-seeds", type=int, default=24, help="of the toy of `learning`")
@@ -335,7 +356,7 @@ def main() -> None:
     # No objects of a draw refer to each other in a circle, and looking for such takes a third of its time.
     with get_context("spawn").Pool(initializer=gc.disable) as pool:
         if "equal" in chosen:
-            metrics |= equal(pool, arguments.draws, arguments.a_day, arguments.truths)
+            metrics |= equal(pool, arguments.draws, arguments.a_day, arguments.truths, arguments.kept)
         if "harm" in chosen:
             metrics |= harm(pool, arguments.days_draws)
         if "better" in chosen:
