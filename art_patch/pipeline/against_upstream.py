@@ -7,6 +7,10 @@ proven to be worse by at most `CanaryConfig.max_loss`. A candidate that only see
 with upstream, too: near the ceiling none can be proven better than a learner that is already good. It takes the
 learner's place if it is as good as upstream.
 
+"Worse by at most `max_loss`" lets a policy through that is a little worse. So a learner that is not proven better than
+upstream, and whose last update still gained as much as `max_loss`, is trained once more before its canary test: an
+update costs a night, and the users have upstream's answers meanwhile.
+
 A learner is compared again only if that may tell something new: upstream's model has changed since, or there are as
 many more prompts as the last comparison lacked.
 """
@@ -30,16 +34,20 @@ MOST_SCENARIOS = 400  # a learner that needs more prompts than this waits for up
 FAR_BELOW = 0.2
 """A learner that scores this much less than upstream had better imitate its answers first."""
 
+_WAITS = "its last update gained {:.3f}, so another one comes before its test on the app's sessions"
 
-def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None = None) -> CycleReport | None:
+
+def compare_learner(
+    run: Cycle, learner: Policy, *, gated: gate.Verdict | None = None, is_final: bool = False
+) -> CycleReport | None:
     """Compare the learner with upstream, and test it as a canary if it is as good; `None` if there is nothing new.
 
     A candidate (`learner`), of which the gate's verdict `gated` says that it seems better than the learner, becomes the
-    learner if it is as good as upstream.
+    learner if it is as good as upstream. `is_final`: this cycle has no better policy, so none is waited for.
     """
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     if (bounds := _scenarios_to_ask(run, last)) is None:
-        return _after_approval(run, learner, last)
+        return _begin_late(run, learner, last, is_final=is_final)
     least, most = bounds
     config = replace(run.config.gate, margin=-run.config.canary.max_loss, max_scenarios=most)
     turns = held_out_for(run, config, seed=learner.step, of_upstream=True).turns
@@ -61,6 +69,12 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
             # Without this comparison: if the canary cannot begin now, the next cycle is to compare it again.
             told = {"gate": metrics["gate"]}
             ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=told, now=run.now)
+    gained = 0.0 if is_final else _still_gained(run, metrics.get("gate") or learner.metrics.get("gate"), verdict)
+    if passed and gained:
+        metrics[KEY]["gained"] = gained
+        ledger.keep_metrics(learner.name, metrics=metrics)
+        reason = f"upstream answers; {reason}; {_WAITS.format(gained)}"
+        return CycleReport("learns", reason, None, learner.name, run.metrics)
     if passed and run.config.promotion != "approve":
         return promote_policy.begin_canary(run, learner, reason, metrics, None)
     ledger.keep_metrics(learner.name, metrics=metrics)
@@ -73,9 +87,18 @@ def compare_learner(run: Cycle, learner: Policy, *, gated: gate.Verdict | None =
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
 
 
-def _after_approval(run: Cycle, learner: Policy, last: dict[str, Any]) -> CycleReport | None:
-    """Test a learner that waited for a person's approval, once none is asked for any more; else return `None`."""
-    if not last["passed"] or run.config.promotion == "approve":
+def _still_gained(run: Cycle, gated: JSON | None, verdict: gate.Verdict) -> float:
+    """Return what the last update gained if another one comes before the test on sessions; 0 if none does."""
+    # A person who approves sees the gain, and decides.
+    if not gated or run.config.promotion == "approve" or verdict.metrics.get("lower_bound", 0.0) > 0:
+        return 0.0
+    gained: float = gated.get("difference", 0.0)
+    return gained if gained >= run.config.canary.max_loss else 0.0
+
+
+def _begin_late(run: Cycle, learner: Policy, last: dict[str, Any], *, is_final: bool) -> CycleReport | None:
+    """Test a learner that waited, for a person or for a better one, and need not any more; else return `None`."""
+    if not last["passed"] or run.config.promotion == "approve" or ("gained" in last and not is_final):
         return None
     moves = run.store.ledger.history(limit=200)
     if any((it["policy"], it["to_state"]) == (learner.name, "canary") and it["at"] >= last["at"] for it in moves):
@@ -108,7 +131,9 @@ def standing(store: Store, *, min_scenarios: int) -> JSON | None:
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     if last and last["at"] < since:
         last = {}
-    known = {name: last[name] for name in ("candidate", "champion", "more_needed", "passed", "at") if name in last}
+    known = {
+        name: last[name] for name in ("candidate", "champion", "more_needed", "passed", "gained", "at") if name in last
+    }
     scenarios = store.read.held_out_of_upstream(since=since)
     return {"policy": learner.name, "scenarios": scenarios, "min_scenarios": min_scenarios} | known
 
@@ -123,6 +148,8 @@ def what_is_missing(standing: JSON) -> str:
     scores = ""
     if "candidate" in standing:
         scores = f"{standing['candidate']:.3f} against upstream's {standing['champion']:.3f}; "
+    if standing["passed"] and "gained" in standing:
+        return f"{scores}as good by the judge; {_WAITS.format(standing['gained'])}"
     if standing["passed"]:
         return f"{scores}as good by the judge, and not proven on the app's sessions; updates go on"
     if more := standing.get("more_needed"):

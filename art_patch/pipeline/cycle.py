@@ -164,7 +164,8 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
             return seen
         candidate, why_not = _make_candidate(run, leader, limit)
         if candidate is None:
-            return CycleReport("nothing to do", why_not, serves, None, run.metrics)
+            seen = _compare_present_learner(run, is_final=True) if champion is None else None
+            return seen or CycleReport("nothing to do", why_not, serves, None, run.metrics)
     # It passed its gate in an earlier cycle and waits for a person; another gate could only cost more.
     elif run.config.promotion == "approve" and "waits" in candidate.metrics:
         reason = candidate.metrics["waits"]["reason"]
@@ -178,15 +179,29 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     verdict = run_gate(run, candidate, leader)
     if champion is None and verdict.seems_better and not verdict.promote:
         seen = compare_learner(run, candidate, gated=verdict)
-        if seen is not None and seen.outcome != "learns":
+        learner = ledger.learner()
+        if seen is not None and (seen.outcome != "learns" or (learner is not None and learner.name == candidate.name)):
             return seen
         if seen is not None:
             verdict = replace(verdict, reason=seen.reason)
     report = promote_policy.act_on_verdict(run, candidate, leader, verdict)
-    learner = ledger.learner()
-    if report.outcome == "learns" and learner is not None and (seen := compare_learner(run, learner)) is not None:
-        return replace(seen, reason=f"{report.reason}; {seen.reason}")
+    if champion is None and report.outcome in ("learns", "rejected"):
+        return _compared_too(run, report)
     return report
+
+
+def _compared_too(run: Cycle, report: CycleReport) -> CycleReport:
+    """Return the report of a gate beside upstream together with the comparison of the learner that it left."""
+    is_new = report.outcome == "learns"
+    if (seen := _compare_present_learner(run, is_final=not is_new)) is None:
+        return report
+    reason = f"{report.reason}; {'' if is_new else f'{seen.candidate}: '}{seen.reason}"
+    return replace(report if seen.outcome == "learns" else seen, reason=reason)
+
+
+def _compare_present_learner(run: Cycle, *, is_final: bool) -> CycleReport | None:
+    learner = run.store.ledger.learner()
+    return None if learner is None else compare_learner(run, learner, is_final=is_final)
 
 
 def _make_candidate(run: Cycle, leader: Policy, limit: _TimeLimit) -> tuple[Policy | None, str]:

@@ -62,13 +62,13 @@ def rates(answer: str, _: int) -> float:
     return 0.8 if answer.startswith("good") else 0.5 if answer.startswith("fair") else 0.1
 
 
-def compared(store: Store, says: str, config: CycleConfig = CONFIG) -> CycleReport | None:
+def compared(store: Store, says: str, config: CycleConfig = CONFIG, *, is_final: bool = False) -> CycleReport | None:
     """The report after a comparison; the learner begins all its answers like this."""
     engine = RuledEngine(lambda policy, question, number: f"{says} answer {number} to {question}")
     run = Cycle(store, RuledJudge(rates), config, lambda *_: None, 9.0, engine, Path("/none"), "test")  # type: ignore[arg-type]
     learner = store.ledger.learner()
     assert learner is not None
-    return compare_learner(run, learner)
+    return compare_learner(run, learner, is_final=is_final)
 
 
 def test_a_learner_that_is_as_good_as_upstream_is_tested_beside_it(store: Store):
@@ -161,6 +161,127 @@ def test_a_candidate_that_only_seems_better_than_the_learner_is_measured_by_upst
     assert kept is not None
     assert kept.metrics["gate"]["difference"] > 0
     assert kept.metrics[KEY]["passed"] == (state == "canary")
+
+
+# --- a learner that still gains ---
+
+
+def gained(store: Store, by: float) -> None:
+    """The learner's last update made it better by this much."""
+    store.ledger.keep_metrics(LEARNER, metrics={"gate": {"difference": by}})
+
+
+def test_a_learner_that_is_only_as_good_and_still_gains_is_trained_once_more_before_its_canary(store: Store):
+    held_out(store, 12)
+    gained(store, 0.09)
+    report = compared(store, "fair")
+    assert report is not None
+    assert (report.outcome, store.ledger.route().learner) == ("learns", LEARNER), report.reason
+    waits = "its last update gained 0.090, so another one comes before its test on the app's sessions"
+    assert report.reason.endswith(waits)
+    told = standing(store, min_scenarios=8)
+    assert told is not None
+    assert (told["passed"], told["gained"]) == (True, 0.09)
+    assert waits in what_is_missing(told)
+    # Until an update has been tried; then the comparison that it passed is enough.
+    assert compared(store, "bad") is None
+    later = compared(store, "bad", is_final=True)
+    assert later is not None
+    assert (later.outcome, store.ledger.route().challenger) == ("canary", LEARNER)
+
+
+@pytest.mark.parametrize(
+    ("says", "by", "is_final"), [("fair", 0.04, False), ("good", 0.09, False), ("fair", 0.09, True)]
+)
+def test_no_update_is_waited_for_where_it_gained_little_or_the_learner_is_proven_better(
+    store: Store, says: str, by: float, is_final: bool
+):
+    held_out(store, 12)
+    gained(store, by)
+    report = compared(store, says, is_final=is_final)
+    assert report is not None
+    assert report.outcome == "canary", report.reason
+
+
+def test_a_person_is_not_kept_from_deciding_on_a_learner_that_still_gains(store: Store):
+    held_out(store, 12)
+    gained(store, 0.09)
+    report = compared(store, "fair", replace(CONFIG, promotion="approve"))
+    assert report is not None
+    assert report.outcome == "waits for approval"
+
+
+class Unloads(RuledEngine):
+    """Forgets policies, too."""
+
+    def unload(self, name: str) -> None:
+        assert name != LEARNER
+
+
+def cycle_with_candidate(store: Store, tmp_path: Path, says: str, *, step: int = 1) -> CycleReport:
+    """A cycle that gates a candidate; the learner answers fairly, as upstream does, and the candidate like this."""
+    learner = store.ledger.learner()
+    assert learner is not None
+    name = f"agent@{step}"
+    candidate = Policy(name, "/base", "ff", "candidate", 2.0, path=str(tmp_path), parent=learner.name)
+    store.ledger.add_candidate(candidate, trained_on=[], who="test")
+    engine: Any = Unloads(
+        lambda policy, question, number: f"{says if policy == name else 'fair'} answer {number} to {question}"
+    )
+    return retrain(
+        store,
+        engine,
+        RuledJudge(rates),
+        tmp_path / "adapters",
+        CONFIG,
+        who="test",
+        progress=lambda *_, **__: None,
+        now=9.0,
+    )
+
+
+def test_a_cycle_whose_candidate_is_rejected_tests_the_learner_that_waited_for_a_better_one(
+    store: Store, tmp_path: Path
+):
+    held_out(store, 12)
+    gained(store, 0.09)
+    assert (first := compared(store, "fair")) is not None
+    assert first.outcome == "learns"
+    report = cycle_with_candidate(store, tmp_path, "bad")
+    assert (report.outcome, report.candidate) == ("canary", LEARNER), report.reason
+    assert "not proven better" in report.reason
+    assert f"; {LEARNER}: against upstream, it scores 0.500 against 0.500" in report.reason
+    assert {each.name: each.state for each in store.ledger.policies()} == {LEARNER: "canary", "agent@1": "rejected"}
+
+
+def test_a_cycle_whose_candidate_is_rejected_compares_the_learner_for_the_first_time(store: Store, tmp_path: Path):
+    held_out(store, 12)
+    gained(store, 0.09)
+    report = cycle_with_candidate(store, tmp_path, "bad")
+    assert (report.outcome, report.candidate) == ("canary", LEARNER), report.reason
+
+
+def test_a_cycle_whose_candidate_gained_much_says_that_another_update_comes(store: Store, tmp_path: Path):
+    held_out(store, 12, said="good")
+    report = cycle_with_candidate(store, tmp_path, "good")
+    assert (report.outcome, report.candidate) == ("learns", "agent@1"), report.reason
+    assert "proven better" in report.reason
+    assert report.reason.endswith("gained 0.300, so another one comes before its test on the app's sessions")
+    assert store.ledger.route().learner == "agent@1"
+
+
+def test_a_cycle_that_has_nothing_to_train_on_tests_the_learner_that_waited(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("art_patch.pipeline.cycle.check_can_train", lambda *_: None)  # there is no base
+    held_out(store, 12)
+    gained(store, 0.09)
+    engine: Any = Unloads(lambda policy, question, number: f"fair answer {number} to {question}")
+    report = retrain(
+        store, engine, RuledJudge(rates), tmp_path / "adapters", CONFIG, who="test",
+        progress=lambda *_, **__: None, now=9.0,
+    )  # fmt: skip
+    assert (report.outcome, report.candidate) == ("canary", LEARNER), report.reason
 
 
 def test_the_standing_counts_scenarios_and_not_the_runs_of_one(store: Store):
