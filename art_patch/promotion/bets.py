@@ -109,11 +109,17 @@ class Bets:
         self._z.append(z)
         up = (z - self._margin) / (lo + self._margin) if lo + self._margin > 0 else 0.0
         down = (z + self._tolerance) / (hi + self._tolerance)
-        more = self._stake(seen.at) / len(self._fractions)
-        self._better = [(wealth + more) * (1 + f * up) for wealth, f in zip(self._better, self._fractions, strict=True)]
-        self._worse = [(wealth + more) * (1 - f * down) for wealth, f in zip(self._worse, self._fractions, strict=True)]
-        self.most_better = max(self.most_better, sum(self._better) + self._waits)
-        self.most_worse = max(self.most_worse, sum(self._worse) + self._waits)
+        if self._waits:
+            more = self._stake(seen.at) / len(self._fractions)
+            self._better, self._worse = ([wealth + more for wealth in its] for its in (self._better, self._worse))
+        self._better = [wealth * (1 + f * up) for wealth, f in zip(self._better, self._fractions, strict=True)]
+        self._worse = [wealth * (1 - f * down) for wealth, f in zip(self._worse, self._fractions, strict=True)]
+        better, worse = sum(self._better) + self._waits, sum(self._worse) + self._waits
+        # A comparison costs less than `max`, and there are millions.
+        if better > self.most_better:
+            self.most_better = better
+        if worse > self.most_worse:
+            self.most_worse = worse
 
     def _stake(self, at: float) -> float:
         """Return the wealth to stake with a session that was known then: it depends on the time alone."""

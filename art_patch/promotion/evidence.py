@@ -176,17 +176,19 @@ def evidence_of(
     sessions = _comparable(begun, traffic)
     found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
     heard, with_silence = dict[str, list[Observation]](), dict[str, list[Observation]]()
-    given = _scores(score for score in traffic.scores if score.source in rewards.REWARD_SOURCES)
-    judged, by_judge = _judged(sessions, _scores(traffic.scores), given, now)
-    for name, value, its in (
-        ("reward", _own_reward, [each for each in sessions if each.key not in by_judge]),
-        ("feedback", _feedback, sessions),
-    ):
-        found[name] = [one for each in its if (one := _first(each, value, given, now)) is not None]
-        at_last = [(each, each.ended + silence_s) for each in sessions if each.ended + silence_s <= now]
-        firsts = [(each, at, _first(each, value, given, at)) for each, at in at_last]
-        heard[name] = [each.saw(at, float(one is not None)) for each, at, one in firsts]
-        with_silence[name] = [each.saw(at, 0.0 if one is None else one.value) for each, at, one in firsts]
+    given_by_app = [one for one in traffic.scores if one.source in rewards.REWARD_SOURCES]
+    own = _scores(one for one in given_by_app if one.name == rewards.REWARD_NAME)
+    said = _scores(one for one in given_by_app if one.name in rewards.PEOPLE)
+    judged, by_judge = _judged(sessions, _scores(traffic.scores), own, now)
+    for name, value, given in (("reward", _own_reward, own), ("feedback", _feedback, said)):
+        firsts = [(each, _first(each, value, given, now)) for each in sessions]
+        is_judged = by_judge if name == "reward" else ()
+        found[name] = [one for each, one in firsts if one is not None and each.key not in is_judged]
+        # What is known first is the same at each later look, so it was known by then or it was not.
+        at_last = [(each, one, at) for each, one in firsts if (at := each.ended + silence_s) <= now]
+        known = [(each, one.value if one is not None and one.at <= at else None, at) for each, one, at in at_last]
+        heard[name] = [each.saw(at, float(value is not None)) for each, value, at in known]
+        with_silence[name] = [each.saw(at, value or 0.0) for each, value, at in known]
     if judged:
         del heard["reward"], with_silence["reward"]  # whom the judge compares, it chooses itself
         found["reward"] += judged
@@ -310,10 +312,11 @@ _Known = Callable[[_Session, _Given, float], float | None]
 
 def _first(session: _Session, value: _Known, given: _Given, now: float) -> Observation | None:
     """Return a session's value as it was when the session had ended and the first score was there; `None` without."""
-    if not (times := sorted({score.at for key in session.runs & given.keys() for score in given[key]})):
+    times = {score.at for key in session.runs & given.keys() for score in given[key]} if given else None
+    if not times:
         return None
     latest = min(now, session.began + LATE_S)
-    for at in (session.ended, *(at for at in times if at > session.ended)):
+    for at in (session.ended, *sorted(at for at in times if at > session.ended)):
         if at <= latest and (one := value(session, given, at)) is not None:
             return session.saw(at, one)
     return None

@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from art_patch.promotion import CanaryConfig, WatchVerdict, decide, evidence_of  # noqa: E402 - after the line above
-from art_patch.types import ArmCall, ArmTraffic, Score  # noqa: E402
+from art_patch.types import ArmCall, ArmTraffic, CallStatus, Score  # noqa: E402
 from tests.benchmarks import verdict_anchors, verdict_gates, verdict_learning  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
@@ -80,12 +80,14 @@ class Session(NamedTuple):
 Truth = Callable[[random.Random, int, float, bool], Session]
 
 
-def call(key: int, number: int, at: float, new: bool, ms: float = 800.0, **about: Any) -> ArmCall:
+def call(
+    key: int, number: int, at: float, new: bool, ms: float = 800.0, *, run: str | None = None,
+    status: CallStatus = "ok", fell_back: bool = False, empty: bool = False,
+) -> ArmCall:  # fmt: skip
     """A call that begins then."""
-    run = about.pop("run", f"t{key}")
-    values = {"status": "ok", "fell_back": False, "ttft_ms": None, "empty": False} | about
     return ArmCall(
-        f"{key}-{number}", run, f"s{key}", None, at + ms / 1000, NEW if new else OLD, duration_ms=ms, **values
+        f"{key}-{number}", run or f"t{key}", f"s{key}", None, at + ms / 1000, NEW if new else OLD,
+        status, fell_back, ms, None, empty,
     )  # fmt: skip
 
 
@@ -108,8 +110,10 @@ def bad_sessions(share: float, rate: float, what: str = "status", of: int = 8) -
 
     def truth(rng: random.Random, key: int, at: float, new: bool) -> Session:
         is_bad = rng.random() < share
-        about = {"status": "error"} if what == "status" else {"empty": True}
-        calls = [call(key, n, at + 20 * n, new, **(about if is_bad and rng.random() < rate else {})) for n in range(of)]
+        failed = [is_bad and rng.random() < rate for _ in range(of)]
+        statuses: list[CallStatus] = ["error" if each and what == "status" else "ok" for each in failed]
+        empty = [each and what == "empty" for each in failed]
+        calls = [call(key, n, at + 20 * n, new, status=statuses[n], empty=empty[n]) for n in range(of)]
         return Session(calls, [])
 
     return truth
@@ -118,8 +122,8 @@ def bad_sessions(share: float, rate: float, what: str = "status", of: int = 8) -
 def many_calls(rng: random.Random, key: int, at: float, new: bool) -> Session:
     """The number of calls of a session has a long tail, and busy sessions are slow and fail more."""
     number = min(60, int(rng.paretovariate(1.1)))
-    about = {"status": "error"} if number > 20 and rng.random() < 0.5 else {}
-    return Session([call(key, n, at + 20 * n, new, 500.0 * number**0.5, **about) for n in range(number)], [])
+    status: CallStatus = "error" if number > 20 and rng.random() < 0.5 else "ok"
+    return Session([call(key, n, at + 20 * n, new, 500.0 * number**0.5, status=status) for n in range(number)], [])
 
 
 def late_feedback(rng: random.Random, key: int, at: float, new: bool) -> Session:
