@@ -32,7 +32,7 @@ LEVELS = (
     "pipeline",
     "trackers rollouts proxy doctor schedule autostart metrics notifications",
     "feedback insights local",
-    "demo",
+    "demo web",
     "cli",
     "__init__ __main__",
 )

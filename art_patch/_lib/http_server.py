@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
@@ -111,6 +112,7 @@ def serve(
     lifespan: Literal["on", "off"] = "off",
     log_level: str | None = "critical",
     date_header: bool = False,
+    certificate: tuple[Path, Path] | None = None,
 ) -> None:
     """Serve an ASGI application until SIGTERM, SIGINT or `stop`; then finish running requests and return.
 
@@ -122,6 +124,7 @@ def serve(
         may_close: asked again and again once the server was told to stop. Until it returns true, new connections are
             still accepted and requests answered, for ten seconds at most, or until a second interrupt.
         after: runs on the event loop after the last request, and also if `before` failed.
+        certificate: the files of a certificate and of its key, for TLS.
 
     Raises:
         KeyboardInterrupt: SIGINT stopped the server; raised after running requests have finished.
@@ -141,6 +144,8 @@ def serve(
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=keep_alive_s,
         backlog=_BACKLOG,
+        ssl_certfile=certificate[0] if certificate else None,
+        ssl_keyfile=certificate[1] if certificate else None,
     )
     server = _Server(config, on_ready, stop or threading.Event(), may_close, before, after)
     server.run(sockets=[sock])

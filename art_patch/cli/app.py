@@ -38,6 +38,7 @@ from art_patch.cli.commands import (
     store,
     trackers,
     trajectories,
+    web,
 )
 from art_patch.cli.help_text import PlainCommand
 from art_patch.cli.logs import in_log
@@ -101,6 +102,7 @@ _add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
 _add(
     LOOK,
+    web.web,
     status.status,
     store.projects,
     measure.report,

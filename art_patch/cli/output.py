@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TextIO
 
+from art_patch._lib import words
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 from art_patch._lib.visible_text import one_line, sentences, visible
 from art_patch.errors import ArtPatchError, ConfigError
@@ -30,6 +31,9 @@ else:
     __getattr__ = lazily()  # other modules write `output.Text`
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# Commands say `output.ago(...)`: how something is said is one place for them.
+ago, counted, listed, seconds, share = words.ago, words.counted, words.listed, words.seconds, words.share
 
 
 def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:
@@ -232,37 +236,7 @@ def bars(*, quiet: bool) -> Generator[Bars]:
         yield Bars(progress)
 
 
-def ago(seconds: float) -> str:
-    """Return a duration in the largest unit that fits: `42 s`, `3 min`, `5 h`, `2 d`."""
-    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
-def seconds(value: float) -> str:
-    """Return a duration in words: `40 ms`, `1.3 s`, `2 min`."""
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
-
-
-def share(value: float | None) -> str:
-    """Return a share of 0 to 1 as a percentage, or `-` if it is `None`."""
-    return "-" if value is None else f"{value:.1%}"
-
-
 def changed(change: UpstreamChange) -> str:
     """Say which model of upstream's was replaced by which, and when."""
     when = f"{datetime.fromtimestamp(change.at):%Y-%m-%d %H:%M}"
     return one_line(f"upstream's model changed at {when}: {change.before} -> {change.after}")
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Return the number with the right noun, singular or plural: `1 call`, `2 calls`."""
-    return f"{number} {one if number == 1 else many}"
-
-
-def listed(parts: Sequence[str], otherwise: str) -> str:
-    """Return the parts joined with commas, or the text `otherwise` if there are no parts."""
-    return ", ".join(parts) or otherwise

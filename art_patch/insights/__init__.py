@@ -1,13 +1,23 @@
-"""Reports on the traffic of a period; a value that is not known is `None`, never zero. Pure.
+"""What commands and pages tell about a project; a value that is not known is `None`, never zero.
 
-`switch_advice`: is it worth switching from upstream to the champion, and what does it save? `analytics`: do runs
-succeed?
+Pure reports on the traffic of a period: `switch_advice` (is it worth switching from upstream to the champion, and what
+does it save?) and `analytics` (do runs succeed?). Read from a project's store and directory: `standing` (what it looks
+like now) and `cycle_history` (what its cycles did).
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.insights.analytics import Analytics, analyse
+    from art_patch.insights.cycle_history import (
+        JOB_LOG,
+        cycle_ids,
+        cycle_report,
+        cycle_reports,
+        job_log,
+        waits_for,
+    )
+    from art_patch.insights.standing import APPS_SEEN_S, engines, project_status, who_serves
     from art_patch.insights.switch_advice import Prices, Report, make_report
 else:
     __getattr__ = lazily()

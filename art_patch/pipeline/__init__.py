@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from art_patch.pipeline.policy_imports import Imported, import_policy
     from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
     from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce
+    from art_patch.pipeline.running_cycle import RUNNING, read_running
     from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update

@@ -38,6 +38,7 @@ from art_patch.pipeline.cycle_run import (
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
+from art_patch.pipeline.running_cycle import noting
 from art_patch.pipeline.score_groups import ask_first, group, score
 from art_patch.pipeline.train_policy import check_can_train, train
 from art_patch.rewards import OrderedJudge
@@ -84,9 +85,10 @@ def retrain(
     began, at = clock(), time.time() if now is None else now
     with (
         exclusive_cycle(store, adapters.parent, who=who) as held,
+        noting(adapters.parent, progress, who=who, began_at=at) as noted,
         pruning_at_end(held.store, config, progress, who=who, now=now),
     ):
-        limit = _TimeLimit(held.guarding(progress), config.max_minutes, began, clock, {}, [began])
+        limit = _TimeLimit(held.guarding(noted), config.max_minutes, began, clock, {}, [began])
         run = Cycle(held.store, judge, config, limit, at, engine, adapters, who, gate_judge=gate_judge)
         # Read under the lock, so no other cycle can change it. A person still can; the step `promote` looks again.
         champion = run.store.ledger.champion()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
     from art_patch.store.queries.browse import Browser
+    from art_patch.store.queries.changes import Changes
     from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.series import Series
@@ -39,6 +40,7 @@ class Store:
     search: Search  # finds trajectories by their text, in an index of words
     evidence: Evidence  # queries for the calls and scores of a shadow or canary test, and what users said about runs
     reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
+    changes: Changes  # what tells that something has changed, for pages that are open
     series: Series  # numbers by day, by promotion and by scenario
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
     consent: Consent  # says whose runs may be learned from

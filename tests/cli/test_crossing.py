@@ -52,7 +52,7 @@ COMMANDS = (
 OF_THE_STORE = ("store verify", "store stats", "store vacuum", "store backup copies/copy.db", "projects")
 """Their numbers, and the copy, are of all projects on purpose."""
 
-STAYS = {"run", "proxy", "serve", "feedback serve", "doctor", "cron install"}
+STAYS = {"run", "proxy", "serve", "web", "feedback serve", "doctor", "cron install"}
 """Commands that run on, or only write down what will run."""
 
 ON_A_SERVER = (

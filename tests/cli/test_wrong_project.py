@@ -59,6 +59,7 @@ KNOWN = {
     "policies push": ["agent@1", "me/agent"],
     "trajectories list": [],
     "trajectories show": ["t1"],
+    "web": ["--port", "0", "--no-browser"],
 }
 """Commands of a project that is there, with arguments that let each come as far as the store."""
 

@@ -19,11 +19,10 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import rewards, store
+from art_patch import insights, rewards, store
 from art_patch import schedule as recipes
 from art_patch._lib.atomic_files import write_whole
 from art_patch.cli import output
-from art_patch.cli.commands.cycles import JOB_LOG
 from art_patch.cli.commands.retrain import retrain
 from art_patch.cli.options import Judging, Project, ProjectPlace
 from art_patch.cli.typed_options import Option, arguments_of, command, given_on_the_command_line, variables_of
@@ -184,7 +183,7 @@ def _job(
         python=Path(sys.executable),
         directory=Path.cwd(),
         variables=settings.directory / "retrain.env",
-        log=settings.directory / JOB_LOG,
+        log=settings.directory / insights.JOB_LOG,
         limit_s=_HANGS_S if minutes is None else int(minutes * 60) + _LATE_S,
         # These exit codes are no failure of the job, so no mail and no failed unit comes of them.
         quiet=(GateRejected.exit_code, Busy.exit_code, output.INTERRUPTED),

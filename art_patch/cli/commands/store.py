@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline, store
+from art_patch import insights, pipeline, store
 from art_patch.cli import output
-from art_patch.cli.commands.status import APPS_SEEN_S
 from art_patch.cli.options import ActingProject, Project, duration_s
 from art_patch.cli.output import counted
 from art_patch.cli.typed_options import Option, command
@@ -117,7 +116,7 @@ def projects(place: Project) -> None:
     for url in urls:
         try:
             with closing(store.open_store(url, create=False)) as opened:
-                its = opened.maintain.projects(seen_since=time.time() - APPS_SEEN_S)
+                its = opened.maintain.projects(seen_since=time.time() - insights.APPS_SEEN_S)
             found += [{"store": store.without_password(url), **one} for one in its]
         except ArtPatchError as error:
             failed.append(error)

@@ -1,0 +1,65 @@
+"""`art-patch web`: shows projects in a browser."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from art_patch.cli import output
+from art_patch.cli.options import Project, extra, require_project
+from art_patch.cli.typed_options import Option, command
+from art_patch.errors import ConfigError
+
+
+@command
+def web(
+    project: Project,
+    also: Annotated[
+        list[str] | None, Option("Show this project as well, of the same home or store. Repeatable.", metavar="NAME")
+    ] = None,
+    host: Annotated[str, Option("Address to listen on; one beyond this machine needs TLS.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8710,
+    look: Annotated[bool, Option("The printed links are for looking only; nothing can be changed.")] = False,
+    browser: Annotated[bool, Option("Open the first link in a browser.", off="--no-browser")] = True,
+    certificate: Annotated[Path | None, Option("File of a TLS certificate.")] = None,
+    certificate_key: Annotated[Path | None, Option("File of the certificate's key.")] = None,
+    advertise: Annotated[
+        str | None, Option("Address that browsers use, if a proxy with TLS stands before: https://art.example.com.")
+    ] = None,
+) -> None:
+    """Show runs, groups, updates, policies and the store in a browser, live.
+
+    Prints one link for each project. A link works once, within a day, and its browser stays known until it was idle for
+    12 hours. Nothing is loaded from other machines. Programs read the same as JSON under `/api/v1`, with the key in
+    `web.key` in the project's directory.
+    """
+    with extra("the web page", "web"):
+        from art_patch.web import run_web
+    if (certificate is None) != (certificate_key is None):
+        raise ConfigError("--certificate and --certificate-key belong together; give both, or neither")
+    for path in (certificate, certificate_key):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {path}; name the certificate and its key in PEM")
+    names = dict.fromkeys((project.settings().project, *(also or ())))
+    shown = [replace(project, project=name).settings() for name in names]
+    for settings in shown:
+        require_project(settings)
+
+    def on_ready(here: str, links: dict[str, str]) -> None:
+        if not project.answered({"base_url": here, "links": links, "role": "look" if look else "act"}):
+            console = output.stdout()
+            console.print(f"[b]{here}[/] shows {output.escape(', '.join(links))}   (Ctrl-C stops it)")
+            for name, link in links.items():
+                output.say(f"{name}: {link}")
+            output.say("a link works once; whoever has it may " + ("look" if look else "look and act"), style="dim")
+        if browser and sys.stdout.isatty():
+            webbrowser.open(next(iter(links.values())))
+
+    pair = (certificate, certificate_key) if certificate and certificate_key else None
+    run_web(
+        shown, host=host, port=port, role="look" if look else "act", advertise=advertise, certificate=pair,
+        on_ready=on_ready,
+    )  # fmt: skip

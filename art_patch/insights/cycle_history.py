@@ -1,0 +1,117 @@
+"""What the last cycles did, whether the scheduled job ran, and what the next cycle waits for.
+
+The reports are files in the project's directory, which `pipeline/cycle_run.py` writes. A `retrain` that ended before
+its cycle began, because no engine or no judge was there, leaves no report: its words are in the job's log, of which the
+last line is told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch import errors, pipeline, store
+from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import counted
+from art_patch.errors import ArtPatchError, GateRejected
+from art_patch.settings import Settings
+
+JOB_LOG = "retrain.log"
+"""In the project's directory: the line in crontab of `art-patch cron install` appends to it."""
+
+_TAIL_BYTES = 8_192
+
+
+def cycle_reports(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the reports of a project's cycles, newest first, each with its id, exit code and the judge's cost."""
+    for path in _files(directory):
+        if (facts := _read(path)) is not None:
+            yield facts
+
+
+def waits_for(settings: Settings, opened: store.Store) -> list[str]:
+    """Return what the next cycle would wait for, or that it would train."""
+    ledger, config = opened.ledger, pipeline.CycleConfig()
+    if (tested := ledger.challenger()) is not None:
+        return [f"looks after {tested.name}, which is tested as a {tested.state}; nothing is trained meanwhile"]
+    if ledger.leader() is None:
+        return [pipeline.why_none_serves(opened)]
+    found = [
+        f"{each.name} won its gate and waits for `art-patch promote {each.name}`"
+        for each in ledger.policies()
+        if each.state == "candidate" and each.metrics.get("waits")
+    ]
+    scored = len(opened.read.group_ids(state="scored", held_out=False))
+    formed = len(opened.read.group_ids(state="formed", held_out=False))
+    held_out = len(opened.read.group_ids(state="formed", held_out=True))
+    least = settings.gate_scenarios
+    if scored < config.min_groups:
+        waiting = counted(formed, "group waits", "groups wait")
+        found.append(f"{scored} of {config.min_groups} scored groups that an update needs; {waiting} for the judge")
+    if held_out < least:
+        found.append(f"{held_out} groups are held out, and the gate needs {least} held-out scenarios")
+    return found or [f"would train: {scored} scored groups, {held_out} held-out groups"]
+
+
+def cycle_ids(directory: Path, prefix: str = "") -> list[str]:
+    """Return the ids of a project's cycles that begin so, newest first."""
+    return [path.stem for path in _files(directory) if path.stem.startswith(prefix)]
+
+
+def cycle_report(directory: Path, key: str) -> dict[str, Any] | None:
+    """Return the report of one cycle; `None` if it is gone or cannot be read. `key` is one of `cycle_ids`."""
+    return _read(directory / "cycles" / f"{key}.json")
+
+
+def _files(directory: Path) -> list[Path]:
+    # The names begin with the time.
+    return sorted((directory / "cycles").glob("*-*.json"), key=lambda path: path.name, reverse=True)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        facts: Any = json.loads(path.read_text("utf-8"))
+        kept: dict[str, Any] = facts | {"outcome": str(facts["outcome"]), "began_at": float(facts["began_at"])}
+        time.localtime(kept["began_at"])
+        kept |= {"took_s": float(facts.get("took_s") or 0.0), "reason": str(facts.get("reason") or "")}
+        kept |= {"stages_s": {key: float(value) for key, value in (facts.get("stages_s") or {}).items()}}
+        metrics: dict[str, Any] = dict(facts.get("metrics") or {})
+        costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
+        known = [float(cost) for cost in cast("list[Any]", costs) if cost is not None]
+    # A cycle that ended just now deleted it, or somebody edited it.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return {
+        "id": path.stem,
+        **kept,
+        "metrics": metrics,
+        "exit_code": _exit_code(kept),
+        "judge_usd": sum(known) if known or not costs else None,
+        "judge_usd_is_whole": len(known) == len(costs),
+    }
+
+
+def _exit_code(facts: dict[str, Any]) -> int | None:
+    """Return the exit code of the `retrain` that ran this cycle; `None` if the report does not tell it."""
+    if facts["outcome"] != "failed":
+        return GateRejected.exit_code if facts["outcome"] == "rejected" else 0
+    # The reason of a failed cycle begins with the class of its error.
+    error: Any = getattr(errors, str(facts.get("reason", "")).partition(":")[0], None)
+    return error.exit_code if isinstance(error, type) and issubclass(error, ArtPatchError) else None
+
+
+def job_log(directory: Path) -> dict[str, Any] | None:
+    """Return when the job's log was last written, and its last line; `None` without a log."""
+    path = directory / JOB_LOG
+    try:
+        with path.open("rb") as file:
+            at = path.stat().st_mtime
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return None
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return {"path": str(path), "at": at, "last_line": one_line(last)}

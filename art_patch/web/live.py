@@ -1,0 +1,106 @@
+"""Tells open pages what has changed in a store, as server-sent events: one thread asks for all readers of a project.
+
+Apps write to the store and know nothing of this server. So the store is asked for its newest rows once in `EVERY_S`,
+with queries that read the end of an index, and only while somebody listens. A reader who does not keep up misses events
+and no state: an event says what kind of thing changed, and the page asks for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+
+from art_patch.errors import ArtPatchError
+
+KINDS = ("calls", "scores", "groups", "moves", "cycle", "apps")
+"""What can change: recorded calls, scores, groups, states of policies, the cycle that runs, and reports of apps."""
+
+EVERY_S = 0.7
+_KEEP_ALIVE_S = 15.0  # a comment after so long without an event, so that proxies keep the connection
+_MOST_READERS = 200  # of a project
+
+Marks = Mapping[str, object]
+
+log = logging.getLogger("art_patch.web")
+
+
+class TooManyReaders(Exception):
+    """As many pages as a server serves are open already."""
+
+
+class Live:
+    """The readers of one project. Its thread runs while there are any."""
+
+    def __init__(self, look: Callable[[], Marks]) -> None:
+        """`look` returns for each kind a mark that is another one after each change."""
+        self._look, self._lock = look, threading.Lock()
+        self._readers: dict[asyncio.Queue[str], asyncio.AbstractEventLoop] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @property
+    def readers(self) -> int:
+        """The number of open pages."""
+        return len(self._readers)
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the stream of one reader."""
+        mine: asyncio.Queue[str] = asyncio.Queue(len(KINDS) * 4)
+        with self._lock:
+            if len(self._readers) >= _MOST_READERS:
+                raise TooManyReaders
+            self._readers[mine] = asyncio.get_running_loop()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="art_patch-web-live", daemon=True)
+                self._thread.start()
+        try:
+            yield b"retry: 2000\n\n"
+            while not self._stop.is_set():
+                try:
+                    kind = await asyncio.wait_for(mine.get(), _KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                else:
+                    yield f"event: {kind}\ndata: 1\n\n".encode()
+        finally:
+            with self._lock:
+                self._readers.pop(mine, None)
+
+    def close(self) -> None:
+        """End the thread; streams end with their connections."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5 * EVERY_S)
+
+    def _watch(self) -> None:
+        seen: Marks | None = None
+        while not self._stop.wait(EVERY_S):
+            with self._lock:
+                if not self._readers:
+                    self._thread = None
+                    return
+            try:
+                now = self._look()
+            # A database that is down for a while, or a file that is half written: the next look tells.
+            except (ArtPatchError, OSError) as error:
+                log.debug("a look at the store failed: %s", error)
+                continue
+            for kind in KINDS if seen is not None else ():
+                if seen is not None and now.get(kind) != seen.get(kind):
+                    self._tell(kind)
+            seen = now
+
+    def _tell(self, kind: str) -> None:
+        with self._lock:
+            readers = list(self._readers.items())
+        for queue, loop in readers:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(_put, queue, kind)
+
+
+def _put(queue: asyncio.Queue[str], kind: str) -> None:
+    with suppress(asyncio.QueueFull):
+        queue.put_nowait(kind)

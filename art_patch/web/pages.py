@@ -1,0 +1,72 @@
+"""The table of all pages: each is a path, a template, and a function that computes its facts from the store.
+
+`GET /p/PROJECT/PATH` shows the template with these facts, and `GET /api/v1/PROJECT/PATH` returns them as JSON. So a
+page never knows more than the API, and what the OpenAPI document says comes from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from art_patch.types import JSON
+from art_patch.web import overview
+from art_patch.web.projects import Asked, Query
+
+Facts = Callable[[Asked], JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page."""
+
+    name: str  # of its template, and in the API's document
+    path: str  # below the project; `{id}` stands for an id
+    title: str
+    facts: Facts
+    about: str  # one sentence, for the API's document
+    query: type[Query] = Query
+    # Kinds of events, as `live.KINDS` names them, after which an open page shows itself again.
+    live: tuple[str, ...] = ()
+    is_in_menu: bool = True
+
+
+PAGES: tuple[Page, ...] = (
+    Page(
+        "overview", "", "Overview", overview.facts,
+        "Who serves, how well policies and upstream do by day, what waits, and which apps are connected.",
+        query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps"),
+    ),
+)  # fmt: skip
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+def openapi(version: str) -> JSON:
+    """Return the OpenAPI document of the pages' JSON."""
+    paths: dict[str, Any] = {}
+    key = [{"key": []}, {"cookie": []}]
+    for page in PAGES:
+        ids = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("project", *ids)
+        ]
+        schema = page.query.model_json_schema()
+        for name, its in schema.get("properties", {}).items():
+            about = {"description": its.pop("description", "")}
+            parameters.append({"name": name, "in": "query", "required": False, "schema": its} | about)
+        answers = {
+            "200": {"description": page.title, "content": {"application/json": {"schema": {"type": "object"}}}},
+            "401": {"description": "No key and no cookie of this server."},
+            "404": {"description": "There is no such project, or nothing with this id."},
+            "422": {"description": "A parameter is wrong; the message says which."},
+        }
+        one = {"operationId": page.name, "summary": page.about, "parameters": parameters, "responses": answers}
+        paths[f"/api/v1/{{project}}/{page.path}".rstrip("/")] = {"get": one | {"security": key}}
+    schemes = {
+        "key": {"type": "http", "scheme": "bearer", "description": "The text of `web.key` in the project's directory."},
+        "cookie": {"type": "apiKey", "in": "cookie", "name": "art_patch_web", "description": "Of a browser."},
+    }
+    info = {"title": "art_patch", "version": version, "description": "What the pages of `art-patch web` show, as JSON."}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"securitySchemes": schemes}}

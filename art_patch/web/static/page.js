@@ -1,0 +1,95 @@
+"use strict";
+// What pages need beside htmx: charts, the state of the live stream, the one-time link, and keys.
+
+const COLOURS = ["#2563eb", "#d97706", "#16a34a", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626"];
+
+function colour(name, index) {
+  return name === "upstream" ? "#6b7280" : COLOURS[index % COLOURS.length];
+}
+
+function ink(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** Draw the promotions as vertical lines. */
+function promotions(marks) {
+  return {
+    hooks: {
+      draw: (plot) => {
+        const { ctx, bbox } = plot;
+        ctx.save();
+        ctx.strokeStyle = ink("--soft");
+        ctx.setLineDash([4, 4]);
+        for (const mark of marks) {
+          const x = Math.round(plot.valToPos(mark.at, "x", true));
+          if (x < bbox.left || x > bbox.left + bbox.width) continue;
+          ctx.beginPath();
+          ctx.moveTo(x, bbox.top);
+          ctx.lineTo(x, bbox.top + bbox.height);
+          ctx.stroke();
+        }
+        ctx.restore();
+      },
+    },
+  };
+}
+
+function draw(figure) {
+  const place = figure.querySelector(".plot");
+  const { x, series, key, marks } = JSON.parse(figure.dataset.chart);
+  const names = Object.keys(series);
+  const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line") } };
+  place.replaceChildren();
+  new uPlot(
+    {
+      width: place.clientWidth,
+      height: 190,
+      cursor: { y: false },
+      legend: { live: true },
+      plugins: [promotions(marks)],
+      scales: { x: { time: true } },
+      axes: [axis, axis],
+      series: [
+        {},
+        ...names.map((name, index) => ({
+          label: name,
+          stroke: colour(name, index),
+          width: 2,
+          spanGaps: true,
+          points: { show: true, size: 5 },
+          value: (_, value) => (value === null || value === undefined ? "–" : String(Math.round(value * 1000) / 1000)),
+        })),
+      ],
+    },
+    [x, ...names.map((name) => series[name][key])],
+    place,
+  );
+}
+
+function drawAll(root) {
+  for (const figure of root.querySelectorAll("[data-chart]")) draw(figure);
+}
+
+function enterByLink() {
+  const form = document.getElementById("enter");
+  if (form === null || location.hash.length < 10) return;
+  form.elements.token.value = location.hash.slice(1);
+  history.replaceState(null, "", location.pathname); // so that no bookmark and no history holds it
+  form.submit();
+}
+
+function live(words) {
+  const place = document.getElementById("live");
+  if (place !== null) place.textContent = words;
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  enterByLink();
+  drawAll(document);
+  for (const field of document.querySelectorAll("[data-here]")) field.value = location.origin + field.value;
+});
+document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt.parentNode || document));
+document.addEventListener("htmx:sseOpen", () => live("Live"));
+document.addEventListener("htmx:sseError", () => live("Not live; trying again"));
+window.addEventListener("resize", () => drawAll(document));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document));

@@ -1,0 +1,86 @@
+"""Makes HTML from the templates of this folder, and JSON from the same facts.
+
+Everything recorded was written by strangers. The templates escape it for HTML, no template marks a text as safe, and
+characters that change the direction of writing, or that nobody sees, are shown by their escapes. The pages hold no
+script and no style of their own, so the browser is told to run none (`access.HEADERS`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from art_patch._lib import words
+from art_patch._lib.visible_text import sentences, visible
+
+NO_VALUE = "-"
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,  # a fact that is misspelt must not look like one that is missing
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    made.filters |= {
+        "ago": words.ago,
+        "seconds": _or_none(words.seconds),
+        "share": _or_none(words.share),
+        "number": _or_none(lambda value: f"{value:,}"),
+        "score": _or_none(lambda value: f"{value:.2f}"),
+        "usd": _or_none(lambda value: f"${value:,.2f}"),
+        "moment": _or_none(lambda at: f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"),
+        "iso": lambda at: f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}",
+        "sentences": sentences,
+        "data": _data,
+        "counted": words.counted,
+    }
+    return made
+
+
+def html(name: str, about: Mapping[str, Any], *, status: int = 200) -> Response:
+    """Return the page of a template."""
+    return HTMLResponse(_environment().get_template(f"{name}.html").render(about), status_code=status)
+
+
+def json_response(facts: Mapping[str, Any]) -> Response:
+    """Return facts as JSON; what is no finite number is `null`."""
+    return Response(_finite_json(facts), media_type="application/json")
+
+
+def _finite_json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:  # JSON has no word for what is no finite number
+        return json.dumps(json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)
+
+
+def _shown(value: Any) -> Any:
+    if value is None:
+        return NO_VALUE
+    return value if isinstance(value, Markup) else visible(value)
+
+
+def _or_none(words_of: Any) -> Any:
+    return lambda value: None if value is None else words_of(value)
+
+
+def _data(value: Any) -> str:
+    """Return a value as JSON for an attribute, which the template escapes."""
+    return _finite_json(value)
