@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from art_patch.context.ambient import Identity, Passage, identify, passage_around, passing
     from art_patch.context.replaying import note_no_more, offered, replayable
     from art_patch.context.scopes import bind, group, recorded_only, span, suppress, trajectory
-    from art_patch.context.scoring import CAPTURED, correct, current_trajectory, reward, score
+    from art_patch.context.scoring import CAPTURED, assistant_message, correct, current_trajectory, reward, score
     from art_patch.context.threads import carry_threads_off, carry_threads_on
 else:
     __getattr__ = lazily()

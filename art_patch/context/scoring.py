@@ -85,7 +85,7 @@ def correct(
         ConfigError: if the answer is empty or no assistant message, there is no trajectory to correct, or the process
             has no such project.
     """
-    message = _assistant_message(answer)
+    message = assistant_message(answer)
     target, info = _target("correct", trajectory_id)
     key = correction_id or new_id()
     _store(Correction(key, target, time.time(), "user", message, call_id=call_id, comment=comment), info, project)
@@ -112,8 +112,8 @@ def _store(record: Score | Correction, info: TrajectoryInfo | None, project: str
         faults.trouble("context.no_project", LookupError("no project of this process made the run; pass project="))
 
 
-def _assistant_message(answer: Any) -> dict[str, Any]:
-    """Return the message as OpenAI JSON, a copy that the app cannot change any more."""
+def assistant_message(answer: Any) -> dict[str, Any]:
+    """Return the right answer of a correction as OpenAI JSON, a copy that the app cannot change any more."""
     if isinstance(answer, str):
         answer = {"content": answer}
     if not isinstance(answer, Mapping):

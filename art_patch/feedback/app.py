@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.applications import Starlette
@@ -33,6 +32,7 @@ from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, StoreError
 from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link, say_address, secret_of
+from art_patch.feedback.opinions import LONGEST_COMMENT, TooLong, comment_of, keep_opinion, value_of
 from art_patch.recording import Redactor
 from art_patch.store import Store, open_store
 from art_patch.types import Score
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from art_patch.settings import Redact, Settings
 
 MAX_BODY = 16_384  # bytes; the longest comment fits with every character escaped
-LONGEST_COMMENT = 2_000  # characters
 
 _PAGE, _FORM_PAGE, _STYLE = (
     (Path(__file__).with_name("page") / name).read_text("utf-8") for name in ("page.html", "form.html", "style.css")
@@ -60,6 +59,8 @@ _HEADERS = {
         "frame-ancestors 'none'; base-uri 'none'"
     ),
 }
+
+_T = TypeVar("_T")
 
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
 
@@ -142,7 +143,8 @@ class _Desk:
         """Keep the answer of a form or of an app."""
         link, signature = self._link(request)
         given = await _body(request)
-        value, comment = _value(link.name, given.get("value")), _comment(given.get("comment"))
+        value = _checked(lambda: value_of(link.name, given.get("value")))
+        comment = _checked(lambda: comment_of(given.get("comment")))
         # From the link, so a second answer through it replaces the first. Databases refuse NUL in ids and names, so two
         # links never give one id.
         score_id = derived_id("feedback", link.trajectory_id, link.name, signature)
@@ -167,9 +169,7 @@ class _Desk:
             raise _Refused(410, "This link has expired.") from None
 
     def _keep(self, score: Score) -> None:
-        # A click must not bring back a user whose data was erased.
-        if self.store.read.known([score.trajectory_id]):
-            self.store.write([score if self.redact is None else self.redact(score)])
+        keep_opinion(self.store, score, self.redact)
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
@@ -194,28 +194,13 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return cast("dict[str, Any]", given)
 
 
-def _value(name: str, given: Any) -> float:
+def _checked(read: Callable[[], _T]) -> _T:
     try:
-        value = float(given) if isinstance(given, int | float | str) else math.nan
-    except (ValueError, OverflowError):
-        value = math.nan
-    lowest = 0.0 if name in ("thumbs", "reward") else -1.0
-    # NaN is in no range.
-    if not lowest <= value <= 1.0 or (name == "thumbs" and value not in (0.0, 1.0)):
-        wanted = "0 or 1" if name == "thumbs" else f"a number from {lowest:g} to 1"
-        raise _Refused(422, f"The value must be {wanted}.")
-    return value
-
-
-def _comment(given: Any) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        raise _Refused(422, "The comment must be a text.")
-    text = given.replace("\r\n", "\n").strip()  # forms send CRLF, JSON of apps mostly LF
-    if len(text) > LONGEST_COMMENT:
-        raise _Refused(413, f"That is too long; {LONGEST_COMMENT:,} characters can be kept.")
-    return text or None
+        return read()
+    except TooLong as error:
+        raise _Refused(413, str(error)) from None
+    except ConfigError as error:
+        raise _Refused(422, str(error)) from None
 
 
 def _wants_json(request: Request) -> bool:

@@ -2,7 +2,7 @@
 
 Pure reports on the traffic of a period: `switch_advice` (is it worth switching from upstream to the champion, and what
 does it save?) and `analytics` (do runs succeed?). Read from a project's store and directory: `standing` (what it looks
-like now) and `cycle_history` (what its cycles did).
+like now), `cycle_history` (what its cycles did), `one_group` and `origins` (of settings).
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         job_log,
         waits_for,
     )
+    from art_patch.insights.one_group import STATES, WAYS, group_facts, state_in_words, way_in_words
+    from art_patch.insights.origins import settings_in_force
     from art_patch.insights.standing import APPS_SEEN_S, engines, project_status, who_serves
     from art_patch.insights.switch_advice import Prices, Report, make_report
 else:

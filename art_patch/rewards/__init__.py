@@ -12,7 +12,7 @@ from art_patch.rewards.combine import (
     kept_scores, newest, noise_of_judges, reward_noise, rewards_G, satisfaction_G, with_scores,
 )
 from art_patch.rewards.criteria import load_combination
-from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, judge_batch
+from art_patch.rewards.defences.batch import JudgedBatch, OrderedJudge, both_ways, judge_batch
 from art_patch.rewards.defences.labelled import BUILTIN, JudgeMetrics, Labelled, measure, read_labelled
 from art_patch.rewards.defences.suspicion import DefenceConfig
 from art_patch.rewards.judge.client import Budget, price_usd, require_price

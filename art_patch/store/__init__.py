@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.route import read_route
     from art_patch.store.ledger.servers import Server, Servers
     from art_patch.store.ledger.transfers import ExportNote, SentItem
+    from art_patch.store.queries.audit import Entry
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
     from art_patch.store.queries.evidence import CONTROL_S
+    from art_patch.store.queries.groups import GroupFilter, GroupLine, Taught
     from art_patch.store.queries.read import APPS_LIVE_S
     from art_patch.store.queries.series import Day, Promotion, Scenario
-    from art_patch.store.queries.usage import Learned
+    from art_patch.store.queries.usage import SOURCES, Learned
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.search.find import Found
     from art_patch.store.search.index import MOST_COUNTED

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.servers import Servers
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
+    from art_patch.store.queries.audit import Audit
     from art_patch.store.queries.browse import Browser
     from art_patch.store.queries.changes import Changes
     from art_patch.store.queries.evidence import Evidence
+    from art_patch.store.queries.groups import Groups
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.series import Series
     from art_patch.store.queries.usage import Reports
@@ -42,6 +44,8 @@ class Store:
     reports: Reports  # counts of calls, runs, costs and groups, for `art-patch report` and `art-patch groups`
     changes: Changes  # what tells that something has changed, for pages that are open
     series: Series  # numbers by day, by promotion and by scenario
+    groups: Groups  # lists of groups, what each taught, and what people review
+    audit: Audit  # who has changed what
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
     consent: Consent  # says whose runs may be learned from
     leases: Leases  # locks over all machines, so that for example only one process runs a cycle

@@ -8,6 +8,7 @@ nothing is fetched from elsewhere.
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
+    from art_patch.web.projects import Given
     from art_patch.web.server import KEY_FILE, run_web
 else:
     __getattr__ = lazily()

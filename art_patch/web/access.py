@@ -56,6 +56,7 @@ class Session:
     csrf: str
     until: float
     roles: dict[str, Role] = field(default_factory=dict[str, Role])
+    said: str = ""  # what the last change did, which the next page shows once
 
 
 @dataclass(frozen=True, slots=True)

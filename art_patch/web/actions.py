@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from art_patch.errors import ConfigError
-from art_patch.web.projects import Project
-
-
-@dataclass(frozen=True, slots=True)
-class Acting:
-    """A change that a browser asks for: the project, the ids in the path, and the form."""
-
-    project: Project
-    ids: Mapping[str, str]
-    form: Mapping[str, str]
-    now: float
-
-    def who(self, what: str) -> str:
-        """Return the person's name, as the form has it, and the change, as the ledger notes them."""
-        name = " ".join(self.form.get("who", "").split())[:100]
-        if not name:
-            raise ConfigError("say who you are: the ledger notes it")
-        return f"{name} (art-patch web: {what})"
+from art_patch.web import review_actions
+from art_patch.web.acting import Acting, Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +14,12 @@ class Action:
     """One change: a path below the project, and the function that makes it and returns what it did, in words."""
 
     path: str
-    act: Callable[[Acting], str]
+    act: Callable[[Acting], str | Done]
+    forgets: bool = True  # whether sums over the store, as pages keep them, are wrong afterwards
 
 
-ACTIONS: tuple[Action, ...] = ()
+ACTIONS: tuple[Action, ...] = (
+    Action("review/prefer", review_actions.prefer, forgets=False),
+    Action("review/thumb", review_actions.thumb, forgets=False),
+    Action("review/correct", review_actions.correct, forgets=False),
+)

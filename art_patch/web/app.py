@@ -27,7 +27,8 @@ from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, NotFound, StoreError
 from art_patch.web import templates
 from art_patch.web.access import Access, RequestGuard, Role, Session
-from art_patch.web.actions import ACTIONS, Acting, Action
+from art_patch.web.acting import Acting, Done
+from art_patch.web.actions import ACTIONS, Action
 from art_patch.web.live import Live, TooManyReaders
 from art_patch.web.marks import marks_of
 from art_patch.web.pages import PAGES, Page, openapi
@@ -146,7 +147,10 @@ class WebApp:
                 "facts": facts, "page": page, "pages": PAGES, "title": page.title, "project": asked.project.name,
                 "role": asked.role, "csrf": session.csrf, "now": asked.now, "query": asked.query,
                 "others": sorted(session.roles.keys() & self.projects.keys()), "base": f"/p/{asked.project.name}",
+                "said": session.said,
             }  # fmt: skip
+            if not request.headers.get("hx-request"):  # else it replaces a part of a page, and this stands outside
+                session.said = ""
             return await run_in_threadpool(templates.html, page.name, about)
 
         return show
@@ -202,10 +206,14 @@ class WebApp:
                 raise HTTPException(403, "your link is for looking only")
             ids = {name: value for name, value in request.path_params.items() if name != "project"}
             said = await run_in_threadpool(action.act, Acting(project, ids, form, self._clock()))
-            project.forget()
+            done = Done(said) if isinstance(said, str) else said
+            if action.forgets:
+                project.forget()
             if request.headers.get("hx-request"):
-                return templates.html("said", {"said": said, "title": "Done"})
-            return RedirectResponse(request.headers.get("referer", f"/p/{project.name}/"), status_code=303)
+                return templates.html("said", {"said": done.words, "title": "Done"})
+            session.said = done.words
+            back = request.headers.get("referer", f"/p/{project.name}/")
+            return RedirectResponse(back if done.then is None else f"/p/{project.name}/{done.then}", status_code=303)
 
         return act
 

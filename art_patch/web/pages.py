@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.types import JSON
-from art_patch.web import overview
+from art_patch.web import groups, overview, review
 from art_patch.web.projects import Asked, Query
 
 Facts = Callable[[Asked], JSON]
@@ -22,7 +22,7 @@ class Page:
     """One page."""
 
     name: str  # of its template, and in the API's document
-    path: str  # below the project; `{id}` stands for an id
+    path: str  # below the project; `{id}` stands for an id, `{id:path}` for one that apps choose
     title: str
     facts: Facts
     about: str  # one sentence, for the API's document
@@ -38,6 +38,21 @@ PAGES: tuple[Page, ...] = (
         "Who serves, how well policies and upstream do by day, what waits, and which apps are connected.",
         query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps"),
     ),
+    Page(
+        "groups", "groups", "Groups", groups.facts,
+        "Groups of siblings, newest first, by state, scenario and the policy that learned from them.",
+        query=groups.GroupsQuery,
+    ),
+    Page(
+        "group", "groups/{id}", "Group", groups.one,
+        "One group: its siblings with rewards and scores, what they taught, and two of them compared word by word.",
+        query=groups.GroupQuery, is_in_menu=False,
+    ),
+    Page(
+        "review", "review", "Review", review.facts,
+        "Two siblings side by side, without who answered and what the judge said, and how often people agree with it.",
+        query=review.ReviewQuery,
+    ),
 )  # fmt: skip
 
 BY_NAME = {page.name: page for page in PAGES}
@@ -48,7 +63,8 @@ def openapi(version: str) -> JSON:
     paths: dict[str, Any] = {}
     key = [{"key": []}, {"cookie": []}]
     for page in PAGES:
-        ids = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
+        path = page.path.replace(":path}", "}")
+        ids = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("project", *ids)
         ]
@@ -63,7 +79,7 @@ def openapi(version: str) -> JSON:
             "422": {"description": "A parameter is wrong; the message says which."},
         }
         one = {"operationId": page.name, "summary": page.about, "parameters": parameters, "responses": answers}
-        paths[f"/api/v1/{{project}}/{page.path}".rstrip("/")] = {"get": one | {"security": key}}
+        paths[f"/api/v1/{{project}}/{path}".rstrip("/")] = {"get": one | {"security": key}}
     schemes = {
         "key": {"type": "http", "scheme": "bearer", "description": "The text of `web.key` in the project's directory."},
         "cookie": {"type": "apiKey", "in": "cookie", "name": "art_patch_web", "description": "Of a browser."},

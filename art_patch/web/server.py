@@ -16,7 +16,7 @@ from art_patch.settings import Settings
 from art_patch.store import open_store
 from art_patch.web.access import Access, Role
 from art_patch.web.app import WebApp
-from art_patch.web.projects import Project
+from art_patch.web.projects import Given, Project
 
 KEY_FILE = "web.key"
 """File in a project's directory: the key with which programs may look at its JSON."""
@@ -30,6 +30,7 @@ def run_web(
     role: Role,
     advertise: str | None = None,
     certificate: tuple[Path, Path] | None = None,
+    given: Given | None = None,
     on_ready: Callable[[str, dict[str, str]], None],
     stop: Event | None = None,
 ) -> None:
@@ -39,6 +40,7 @@ def run_web(
         role: what the links that are handed to `on_ready` allow.
         advertise: the address that browsers use, `https://NAME`, if a proxy with TLS stands before the server.
         certificate: the files of a TLS certificate and of its key.
+        given: what the command line knows about the settings.
         on_ready: gets the server's address, and a one-time link for each project.
 
     Raises:
@@ -62,7 +64,7 @@ def run_web(
         for settings in shown:
             store = open_store(settings.store_url, create=False, project=settings.project)
             stack.callback(store.close)
-            projects.append(Project(settings, store))
+            projects.append(Project(settings, store, given))
         keys = {each.name: made_key(each.settings.directory / KEY_FILE) for each in projects}
         bound: int = sock.getsockname()[1]
         access = Access(keys, port=bound, secure=bool(certificate or advertise))

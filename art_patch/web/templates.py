@@ -13,9 +13,10 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from art_patch._lib import words
@@ -45,6 +46,8 @@ def _environment() -> Environment:
         "iso": lambda at: f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}",
         "sentences": sentences,
         "data": _data,
+        "segment": _segment,
+        "editable": _editable,
         "counted": words.counted,
     }
     return made
@@ -79,6 +82,16 @@ def _shown(value: Any) -> Any:
 
 def _or_none(words_of: Any) -> Any:
     return lambda value: None if value is None else words_of(value)
+
+
+def _segment(value: object) -> str:
+    """Return a value as one part of a path, whatever is in it."""
+    return quote(str(value), safe="", errors="replace")
+
+
+def _editable(value: object) -> Markup:
+    """Return a text for a field in which it is edited: escaped, and each character as it is, so that it is kept so."""
+    return escape(str(value).encode("utf-8", "replace").decode())
 
 
 def _data(value: Any) -> str:

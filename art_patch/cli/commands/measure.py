@@ -138,18 +138,6 @@ def _print_analytics(found: insights.Analytics) -> None:
             console.print(table)
 
 
-WAYS = {
-    "group_key": "art.group(key) was around them",
-    "scenario_key": "trajectory(scenario=...) names their task",
-    "sibling_spans": "attempts at one task within a run",
-    "same_task": "asked in the same words",
-    "near_duplicate": "asked in nearly the same words",
-    "resampled": "a turn of a lone run, answered again",
-    "branched": "a lone run, run again from one of its turns",
-    "single": "one run, for the gate",
-}
-"""The ways in which siblings are found, the most certain first, with their description."""
-
 _NOT_JUDGED = ("formed", "quarantined")  # states of a group whose scores do not count
 
 
@@ -177,7 +165,7 @@ def groups(
         stats, refused = opened.reports.groups(), opened.consent.left_out()
         pending = opened.read.ungrouped(settled_before=time.time() - config.settle_s, limit=limit)
         grouping = pipeline.form(pending, config, opened, map(str, count()).__next__)
-    would = dict.fromkeys(WAYS, 0)
+    would = dict.fromkeys(insights.WAYS, 0)
     for group in grouping.groups:
         # Attempts within a run are counted by run, below: one run may hold several such groups.
         if group.how != "sibling_spans":
@@ -185,7 +173,8 @@ def groups(
     left = dict(grouping.left)
     would["sibling_spans"] = left.pop("its spans are siblings", 0)
     ways = {
-        way: {"groups": stats.ways.get(way, 0), "runs": stats.runs.get(way, 0), "would_be": would[way]} for way in WAYS
+        way: {"groups": stats.ways.get(way, 0), "runs": stats.runs.get(way, 0), "would_be": would[way]}
+        for way in insights.WAYS
     }
     judged = sum(number for state, number in stats.states.items() if state not in _NOT_JUDGED)
     standing, more = sum(stats.runs.values()), sum(would.values())
@@ -236,7 +225,7 @@ def _print_groups(facts: dict[str, Any], limit: int) -> None:
         for way, counts in facts["ways"].items():
             both = counts["runs"] + counts["would_be"]
             part = f"{both / known:.0%}" if known else "-"
-            table.add_row(way, str(counts["runs"]), part, str(counts["would_be"]), WAYS[way])
+            table.add_row(way, str(counts["runs"]), part, str(counts["would_be"]), insights.WAYS[way])
         console.print()
         console.print(table)
     for reason, number in facts["not_learned_from"].items():

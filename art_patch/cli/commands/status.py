@@ -20,7 +20,7 @@ from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project, extra
 from art_patch.cli.status_view import print_status
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting, variables_of
 from art_patch.errors import ArtPatchError, ConfigError
-from art_patch.settings import Settings, read_settings, variable_of
+from art_patch.settings import Settings, read_settings
 
 
 @command
@@ -127,19 +127,13 @@ def config(context: typer.Context, project: Project) -> None:
     """
     settings = project.settings()
     arguments = [name for name in Settings.model_fields if given_on_the_command_line(context, name)]
-    found = examinations.sources(settings, arguments, os.environ)
-    of_file = {name.upper() for name in FROM_ENV_FILE}
-    for name, one in found.items():
-        if one["source"] == "environment" and variable_of(name) in of_file:
-            one["source"] = "env file"
     mode, unread = None, None
     try:
         with project.opened() as (_, opened):
             mode = opened.ledger.route().mode
     except ArtPatchError as error:  # what is set can be looked at while the database is down
         unread = output.one_line(error)
-    if mode is not None:
-        found["mode"] = {"value": mode, "source": "store"}
+    found = insights.settings_in_force(settings, arguments, os.environ, env_file=FROM_ENV_FILE, mode=mode)
     if project.answered({"project": settings.project, "settings": found, "store_unread": unread}):
         return
     table = output.table("setting", "origin", "value", whole=("setting", "origin"))

@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from art_patch.cli import output
-from art_patch.cli.options import Project, extra, require_project
-from art_patch.cli.typed_options import Option, command
+from art_patch.cli.options import FROM_ENV_FILE, Project, extra, require_project
+from art_patch.cli.typed_options import Option, command, given_on_the_command_line, variables_of
 from art_patch.errors import ConfigError
+from art_patch.settings import Settings
 
 
 @command
 def web(
+    context: typer.Context,
     project: Project,
     also: Annotated[
         list[str] | None, Option("Show this project as well, of the same home or store. Repeatable.", metavar="NAME")
@@ -37,7 +41,7 @@ def web(
     `web.key` in the project's directory.
     """
     with extra("the web page", "web"):
-        from art_patch.web import run_web
+        from art_patch.web import Given, run_web
     if (certificate is None) != (certificate_key is None):
         raise ConfigError("--certificate and --certificate-key belong together; give both, or neither")
     for path in (certificate, certificate_key):
@@ -59,7 +63,9 @@ def web(
             webbrowser.open(next(iter(links.values())))
 
     pair = (certificate, certificate_key) if certificate and certificate_key else None
+    arguments = [name for name in Settings.model_fields if given_on_the_command_line(context, name)]
+    given = Given(arguments, FROM_ENV_FILE, variables_of(context.find_root().command))
     run_web(
         shown, host=host, port=port, role="look" if look else "act", advertise=advertise, certificate=pair,
-        on_ready=on_ready,
+        given=given, on_ready=on_ready,
     )  # fmt: skip

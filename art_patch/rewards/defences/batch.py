@@ -16,12 +16,15 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol
 
+from art_patch._lib.ids import derived_id
 from art_patch.errors import JudgeError
 from art_patch.rewards.defences import suspicion
 from art_patch.rewards.defences.suspicion import DefenceConfig
 from art_patch.rewards.judge.client import Usage, total
 from art_patch.rewards.judge.ruler import JudgeReport, OnJudgement, OnScored, Progress
-from art_patch.types import Group, Judgement, Score
+from art_patch.types import JSON, Group, Judgement, Score
+
+_BOTH_WAYS = "both_ways"
 
 # Group id -> trajectory id -> score.
 Values = dict[str | None, dict[str, float]]
@@ -79,8 +82,9 @@ def judge_batch(
         on_scored: receives the scores of each group of the first pass at once, before the defences are applied. Store
             them in case the process is killed, and train on the returned scores alone.
         on_judgement: receives the record of each question to the judge, with purpose `planted answer`, `score`,
-            `second pass` or `without what followed`. The `facts` of a second pass that agrees with the first have the
-            judge's `noise` and the number of `siblings` from which it was computed; `noise_of_judges` reads them.
+            `second pass` or `without what followed`. The `facts` of a second pass have the scores of both orders, which
+            `both_ways` reads. If it agrees with the first, they have the judge's `noise` and the number of `siblings`
+            from which it was computed, too; `noise_of_judges` reads them.
 
     Raises:
         JudgeError: no group could be judged.
@@ -125,6 +129,21 @@ def judge_batch(
     unscored |= {name: f"without what followed: {reason}" for name, reason in missing.items()}
     scored = [group for group in taken if group.id not in unscored]
     return asking.paid(_defend(replace(result, unscored=unscored), scored, first.scores, second, third, config))
+
+
+def both_ways(facts: JSON, group_id: str, runs: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return the scores that a judge gave these runs in one order and in the reverse one; empty if it was not noted.
+
+    `facts` are those of the group's judgement in the second pass.
+    """
+    noted = facts.get(_BOTH_WAYS, {})
+    found = {run: noted.get(_sibling(group_id, run)) for run in runs}
+    return {run: (pair[0], pair[1]) for run, pair in found.items() if pair is not None}
+
+
+def _sibling(group_id: str, run: str) -> str:
+    # A hash, because a judgement outlives its runs, and an id that the app chose may hold personal data.
+    return derived_id("both ways", group_id, run)
 
 
 def _defend(
@@ -208,6 +227,10 @@ class _NoiseNotes:
             return
         again = self.second.get(judgement.group_id, {})
         values = [self.first[judgement.group_id][name] for name in again]
+        if again:
+            pairs = zip(again, values, again.values(), strict=True)
+            found = {_BOTH_WAYS: {_sibling(judgement.group_id, name): [one, two] for name, one, two in pairs}}
+            judgement = replace(judgement, facts={**judgement.facts, **found})
         # A quarantined group is never trained on, so its disagreement says nothing about the rewards that are.
         if again and suspicion.why_disagreed(values, list(again.values()), self.config) is None:
             found = {"noise": suspicion.noise(values, list(again.values())), "siblings": len(again)}

@@ -11,19 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, Subquery, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Subquery, Text, and_, cast, exists, func, or_, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.loading import load_calls, rows_in
+from art_patch.store.queries.openings import openings_of
 from art_patch.store.schema import tables
-from art_patch.store.schema.codec import expand
-from art_patch.trajectories import ROOT
 from art_patch.types import COPIES, Call
 
 PAGE = 200
 
 _T, _C, _S, _G = tables.trajectories.c, tables.calls.c, tables.scores.c, tables.groups.c
-_OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
 
 Sort = Literal["newest", "reward", "latency"]
 
@@ -115,7 +113,9 @@ class GroupFacts:
     reason: str | None  # of its state, such as why it is dead or quarantined
     runs: tuple[str, ...]
     trained: tuple[str, ...]  # names of the policies that were trained on it
-    judgements: tuple[dict[str, Any], ...]  # of its judgements, oldest first: judge, rubric, purpose, state, reason, at
+    judgements: tuple[
+        dict[str, Any], ...
+    ]  # of its judgements, oldest first: judge, rubric, purpose, state, reason, at, facts
 
 
 class Browser(Part):
@@ -187,7 +187,7 @@ class Browser(Part):
     def groups_like(self, prefix: str, *, limit: int = 11) -> tuple[GroupFacts, ...]:
         """Return at most `limit` groups whose ids begin with `prefix`; only that one if it is an id itself."""
         trained, judged = tables.trainings.c, tables.judgements.c
-        names = ("judge", "rubric", "purpose", "state", "reason", "at")
+        names = ("judge", "rubric", "purpose", "state", "reason", "at", "facts")
         # As in `resolve`: not LIKE.
         query = select(tables.groups).where(func.substr(_G.id, 1, len(prefix)) == prefix).order_by(_G.id).limit(limit)
         found: list[GroupFacts] = []
@@ -257,7 +257,7 @@ class Browser(Part):
             counts = select(_S.trajectory_id, func.count()).group_by(_S.trajectory_id)
             for key, count in rows_in(connection, counts, _S.trajectory_id, ids):
                 found.get(key, {})["scores"] = count
-            for key, words in _openings(connection, ids).items() if openings else ():
+            for key, words in openings_of(connection, ids).items() if openings else ():
                 found.get(key, {})["opening"] = words
         return [Summary(**found[key]) for key in ids if key in found]
 
@@ -344,46 +344,6 @@ def _within(moment: ColumnElement[Any], filter: Filter) -> Iterable[ColumnElemen
         yield moment >= filter.since
     if filter.until is not None:
         yield moment < filter.until
-
-
-def _openings(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
-    """Return the first words of the user in the first prompt of each of these trajectories."""
-    its = tables.calls.alias().c
-    start = select(func.min(its.started_at)).where(its.trajectory_id == _C.trajectory_id).scalar_subquery()
-    first = select(_C.trajectory_id, _C.prompt).where(_C.started_at == start).order_by(_C.id.desc())
-    prompts = {key: prompt for key, prompt in rows_in(connection, first, _C.trajectory_id, ids)}
-    # A prompt is named by its last message, so all parents up to the first message are read before any body.
-    nodes = tables.nodes.c
-    above: dict[bytes, bytes] = {}
-    # Level by level: one query for the parents of all prompts on the page, instead of one walk per prompt.
-    wanted = set(prompts.values()) - {ROOT}
-    while wanted:
-        rows = rows_in(connection, select(nodes.id, nodes.parent), nodes.id, sorted(wanted))
-        found = {node: parent for node, parent in rows}
-        above |= found
-        wanted = set(found.values()) - above.keys() - {ROOT}  # shared beginnings are walked once
-    paths: dict[str, list[bytes]] = {}
-    for key, node in prompts.items():
-        path: list[bytes] = []
-        while node in above:
-            path.append(node)
-            node = above[node]
-        paths[key] = path[::-1][:_OPENING]
-    wanted = {node for path in paths.values() for node in path}
-    rows = rows_in(connection, select(nodes.id, nodes.body), nodes.id, sorted(wanted))
-    bodies = {node: json.loads(expand(body)) for node, body in rows}
-    return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
-
-
-def _first_words(messages: Sequence[Any]) -> str:
-    for message in messages:
-        if message.get("role") == "user":
-            content: Any = message.get("content")
-            if isinstance(content, list):  # parts: texts and pictures
-                parts: list[Any] = content
-                content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-            return " ".join(str(content or "").split())[:200]
-    return ""
 
 
 def _newest(policy: str | None) -> Subquery:

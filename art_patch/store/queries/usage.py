@@ -38,7 +38,7 @@ class _Counted:
 
 
 # State of a group that only holds the run whose copies are siblings in other groups -> how those groups came about.
-_SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled", "branched": "branched"}
+SOURCES: Mapping[str, str] = {"in spans": "sibling_spans", "resampled": "resampled", "branched": "branched"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,10 @@ class Reports(Part):
         with self._database.read() as connection:
             rows = connection.execute(query).all()
             all_runs = connection.scalar(select(func.count()).select_from(tables.trajectories).where(own)) or 0
-        counted = [(state, how, held_out, size) for state, how, held_out, size, _ in rows if state not in _SOURCES]
+        counted = [(state, how, held_out, size) for state, how, held_out, size, _ in rows if state not in SOURCES]
         in_groups: Counter[str] = Counter()
         for state, how, _, _, own_runs in rows:
-            in_groups[_SOURCES.get(state, how)] += own_runs
+            in_groups[SOURCES.get(state, how)] += own_runs
         return GroupStats(
             states=Counter(state for state, _, _, _ in counted),
             held_out=sum(held_out for _, _, held_out, _ in counted),

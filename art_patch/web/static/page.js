@@ -83,12 +83,34 @@ function live(words) {
   if (place !== null) place.textContent = words;
 }
 
+/** Press what has the key of an event in `data-key`, unless somebody types a text. */
+function pressKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, [contenteditable]")) return;
+  for (const place of document.querySelectorAll("[data-key]")) {
+    if (place.dataset.key !== event.key) continue;
+    event.preventDefault();
+    place.click();
+    return;
+  }
+}
+
+/** Keep what is typed into fields with `data-remember` in this browser, and fill them with it. */
+function remember(root) {
+  for (const field of root.querySelectorAll("[data-remember]")) {
+    const name = `art_patch.${field.dataset.remember}`;
+    if (field.value === "") field.value = localStorage.getItem(name) || "";
+    field.addEventListener("change", () => localStorage.setItem(name, field.value));
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   enterByLink();
   drawAll(document);
+  remember(document);
   for (const field of document.querySelectorAll("[data-here]")) field.value = location.origin + field.value;
 });
 document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt.parentNode || document));
+document.addEventListener("keydown", pressKey);
 document.addEventListener("htmx:sseOpen", () => live("Live"));
 document.addEventListener("htmx:sseError", () => live("Not live; trying again"));
 window.addEventListener("resize", () => drawAll(document));
