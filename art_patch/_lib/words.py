@@ -18,6 +18,14 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
+def size(count: int) -> str:
+    """Return a size in units of 1024, as file systems have it: `12.3 MiB`."""
+    for unit, limit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count} B"
+
+
 def share(value: float | None) -> str:
     """Return a share of 0 to 1 as a percentage, or `-` if it is `None`."""
     return "-" if value is None else f"{value:.1%}"

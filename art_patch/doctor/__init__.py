@@ -8,7 +8,7 @@ A check that fails is a finding too, so `examine` raises no error because of wha
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
-    from art_patch.doctor.environment import sources
+    from art_patch.doctor.environment import installed_version, sources
     from art_patch.doctor.examination import examine
     from art_patch.doctor.finding import Finding, Level
 else:

@@ -81,6 +81,7 @@ class Stats:
     wal_bytes: int  # size of the write-ahead log; 0 on PostgreSQL, which has one log for all databases
     free_bytes: int  # unused bytes in the file, which `art-patch store vacuum` removes from it
     tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    projects: int = 1  # number of projects that share it
     trajectories: int = 0  # number of trajectories without copies
     # KiB of database and write-ahead log for each trajectory; `None` without trajectories.
     kib_per_trajectory: float | None = None
@@ -129,6 +130,7 @@ class Maintenance(Part):
             wal_bytes=wal,
             free_bytes=free,
             tables={name: Table(rows, sizes.get(name)) for name, rows in counts.items()},
+            projects=counts["projects"],
             trajectories=count,
             kib_per_trajectory=(total + wal) / count / 1024 if count else None,
             compression=compression,

@@ -12,6 +12,7 @@ from art_patch import insights
 from art_patch.store import Store
 from art_patch.types import JSON
 from art_patch.web.projects import Asked, Query
+from art_patch.web.system import examined_before
 
 _FRESH_S = 5.0  # counts over the whole store may be as old
 _PAST_S = 600.0  # numbers of days that are over: only late feedback changes them
@@ -31,10 +32,27 @@ def facts(asked: Asked) -> JSON:
         **insights.who_serves(settings, store, now=asked.now),
         "recorded": kept("counts", _FRESH_S, store.read.counts),
         "waits": insights.waits_for(settings, store),
+        "approvals": _approvals(store),
+        "doctor": _faults(asked),
         "days": days,
         "policies_by_day": _by_policy(days),
         "promotions": [asdict(each) for each in kept("promotions", _FRESH_S, store.series.promotions)],
     }
+
+
+def _approvals(store: Store) -> list[JSON]:
+    """Return the candidates that won their gate and wait for a person, the longest first."""
+    waiting = [(each, each.metrics.get("waits")) for each in store.ledger.policies() if each.state == "candidate"]
+    found = [
+        {"policy": each.name, "since": waits["since"], "reason": waits["reason"]} for each, waits in waiting if waits
+    ]
+    return sorted(found, key=lambda one: one["since"])
+
+
+def _faults(asked: Asked) -> list[JSON] | None:
+    """Return what the doctor found lately that is red or yellow, the red first; `None` until it has looked once."""
+    found = examined_before(asked)
+    return found and [one for level in ("bad", "warn") for one in found["findings"] if one["level"] == level]
 
 
 def _days(asked: Asked) -> list[JSON]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.types import JSON
-from art_patch.web import groups, overview, review
+from art_patch.web import groups, overview, review, system
 from art_patch.web.projects import Asked, Query
 
 Facts = Callable[[Asked], JSON]
@@ -52,6 +52,23 @@ PAGES: tuple[Page, ...] = (
         "review", "review", "Review", review.facts,
         "Two siblings side by side, without who answered and what the judge said, and how often people agree with it.",
         query=review.ReviewQuery,
+    ),
+    Page(
+        "system", "system", "System", system.facts,
+        "Retention, exports, erasures, notifications, settings in force, versions and the audit log.",
+        query=system.SystemQuery,
+    ),
+    Page(
+        "system_size", "system/size", "Size and growth", system.size,
+        "How large the store is, and how fast it grows.", is_in_menu=False,
+    ),
+    Page(
+        "system_engine", "system/engine", "Engine and servers", system.engine,
+        "The engine and all servers as they answer now, with the policies that they have loaded.", is_in_menu=False,
+    ),
+    Page(
+        "system_doctor", "system/doctor", "What the doctor finds", system.examined,
+        "The findings of `art-patch doctor`, with their cures.", is_in_menu=False,
     ),
 )  # fmt: skip
 

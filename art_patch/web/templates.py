@@ -38,6 +38,7 @@ def _environment() -> Environment:
     made.filters |= {
         "ago": words.ago,
         "seconds": _or_none(words.seconds),
+        "size": _or_none(words.size),
         "share": _or_none(words.share),
         "number": _or_none(lambda value: f"{value:,}"),
         "score": _or_none(lambda value: f"{value:.2f}"),

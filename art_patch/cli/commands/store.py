@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from art_patch import insights, pipeline, store
+from art_patch._lib import words
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project, duration_s
 from art_patch.cli.output import counted
@@ -70,7 +71,7 @@ def vacuum(project: Project) -> None:
     found = ((done.messages, "messages"), (done.blocks, "blocks of ids"), (done.tools, "lists of tools"))
     orphans = [f"{count} {name}" for count, name in found if count]
     gone = f"deleted {', '.join(orphans)} that nothing referred to" if orphans else "nothing was left over"
-    output.stdout().print(f"{gone}; {_size(done.bytes_before)} before, {_size(done.bytes_after)} now")
+    output.stdout().print(f"{gone}; {words.size(done.bytes_before)} before, {words.size(done.bytes_after)} now")
 
 
 @command
@@ -86,7 +87,7 @@ def backup(
     with project.opened() as (_, opened):
         size = opened.maintain.backup(file.absolute())
     if not project.answered({"path": str(file.absolute()), "bytes": size}):
-        output.say(f"{file.absolute()}: {_size(size)}, checked")
+        output.say(f"{file.absolute()}: {words.size(size)}, checked")
 
 
 @command
@@ -182,10 +183,10 @@ def _print_stats(metrics: dict[str, Any]) -> None:
     table = output.table("table", "rows", "bytes", right=("rows", "bytes"))
     for name, one in sorted(metrics["tables"].items(), key=lambda item: -(item[1]["bytes"] or 0)):
         if one["rows"]:
-            table.add_row(name, f"{one['rows']:,}", "" if one["bytes"] is None else _size(one["bytes"]))
+            table.add_row(name, f"{one['rows']:,}", "" if one["bytes"] is None else words.size(one["bytes"]))
     console.print(table)
-    free = f", {_size(metrics['free_bytes'])} of it free" if metrics["free_bytes"] else ""
-    lines = [f"file {_size(metrics['bytes'])}{free}; log {_size(metrics['wal_bytes'])}"]
+    free = f", {words.size(metrics['free_bytes'])} of it free" if metrics["free_bytes"] else ""
+    lines = [f"file {words.size(metrics['bytes'])}{free}; log {words.size(metrics['wal_bytes'])}"]
     if metrics["kib_per_trajectory"]:
         lines.append(f"{metrics['trajectories']:,} trajectories, {metrics['kib_per_trajectory']:,.1f} KiB each")
     if metrics["compression"]:
@@ -196,14 +197,6 @@ def _print_stats(metrics: dict[str, Any]) -> None:
     console.print()
     for line in lines:
         console.print(line)
-
-
-def _size(count: int) -> str:
-    """Return a size in units of 1024, as file systems have it."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
 
 
 # --- erase ---
