@@ -15,8 +15,11 @@ from contextlib import suppress
 
 from art_patch.errors import ArtPatchError
 
-KINDS = ("calls", "scores", "groups", "moves", "cycle", "apps")
-"""What can change: recorded calls, scores, groups, states of policies, the cycle that runs, and reports of apps."""
+KINDS = ("calls", "scores", "groups", "moves", "cycle", "apps", "sums")
+"""What can change: recorded calls, scores, groups, states of policies, the cycle that runs, reports of apps, and sums.
+
+Sums over a large store are made in the background (`Project.kept`): a page that shows an older one shows itself again.
+"""
 
 EVERY_S = 0.7
 _KEEP_ALIVE_S = 15.0  # a comment after so long without an event, so that proxies keep the connection

@@ -16,6 +16,6 @@ def marks_of(project: Project) -> Callable[[], Marks]:
         running = project.settings.directory / pipeline.RUNNING
         cycles = project.settings.directory / "cycles"
         files = [path.stat().st_mtime_ns if path.exists() else 0 for path in (running, cycles)]
-        return project.store.changes.marks() | {"cycle": tuple(files)}
+        return project.store.changes.marks() | {"cycle": tuple(files), "sums": project.renewed}
 
     return look

@@ -1,10 +1,10 @@
-"""The first page: who serves, how well by day, what is used, what waits, and which apps are connected."""
+"""The first page: who serves, how well over time, what is used, what waits, and which apps are connected."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import pairwise
 
 from pydantic import Field
 
@@ -15,7 +15,12 @@ from art_patch.web.projects import Asked, Query
 from art_patch.web.system import examined_before
 
 _FRESH_S = 5.0  # counts over the whole store may be as old
-_PAST_S = 600.0  # numbers of days that are over: only late feedback changes them
+_PAST_S = 600.0  # numbers of a period that is over: only late feedback changes them
+_STEPS_S = (60.0, 300.0, 900.0, 3_600.0)  # of a young project, the shortest that gives at most so many periods
+_MOST_PERIODS = 40
+
+SERIES = ("success", "reward", "calls", "latency_ms")
+"""What is shown over time, by policy."""
 
 
 class OverviewQuery(Query):
@@ -27,15 +32,15 @@ class OverviewQuery(Query):
 def facts(asked: Asked) -> JSON:
     """Return the page's facts."""
     store, settings, kept = asked.store, asked.settings, asked.project.kept
-    days = _days(asked)
+    periods = _periods(asked)
     return {
         **insights.who_serves(settings, store, now=asked.now),
         "recorded": kept("counts", _FRESH_S, store.read.counts),
         "waits": insights.waits_for(settings, store),
         "approvals": _approvals(store),
         "doctor": _faults(asked),
-        "days": days,
-        "policies_by_day": _by_policy(days),
+        "periods": periods,
+        "series": {name: _series(periods, name) for name in SERIES},
         "promotions": [asdict(each) for each in kept("promotions", _FRESH_S, store.series.promotions)],
     }
 
@@ -55,33 +60,35 @@ def _faults(asked: Asked) -> list[JSON] | None:
     return found and [one for level in ("bad", "warn") for one in found["findings"] if one["level"] == level]
 
 
-def _days(asked: Asked) -> list[JSON]:
-    """Return the days, oldest first, as `art-patch days` does; days begin at midnight, local time."""
+def _periods(asked: Asked) -> list[JSON]:
+    """Return the numbers of each day, oldest first; of shorter periods where all was recorded within few days."""
     today = datetime.fromtimestamp(asked.now).replace(hour=0, minute=0, second=0, microsecond=0)
-    found: list[JSON] = []
-    for back in range(asked.query.days - 1, -1, -1):
-        since, until = (today + timedelta(days=1 - back - step) for step in (1, 0))
-        fresh_s = _FRESH_S if back == 0 else _PAST_S
-        bounds = (since.timestamp(), until.timestamp())
-        (day,) = asked.project.kept(f"day {since:%Y-%m-%d}", fresh_s, lambda b=bounds: _day(asked.store, b))
-        found.append({"day": f"{since:%Y-%m-%d}", **asdict(day)})
-    return found
+    days = [(today + timedelta(days=back)).timestamp() for back in range(1 - asked.query.days, 2)]
+    first = asked.store.changes.first_call_at() or asked.now
+    step_s = next((each for each in _STEPS_S if (asked.now - first) / each <= _MOST_PERIODS), None)
+    if step_s is None or first < days[0]:
+        return [_period(asked, bounds, "%Y-%m-%d") for bounds in pairwise(days)]
+    begin = first - first % step_s
+    moments = [begin + step_s * number for number in range(int((asked.now - begin) / step_s) + 2)]
+    return [_period(asked, bounds, "%m-%d %H:%M") for bounds in pairwise(moments)]
 
 
-def _day(store: Store, bounds: tuple[float, float]) -> Any:
-    return store.series.days(bounds)
+def _period(asked: Asked, bounds: tuple[float, float], name: str) -> JSON:
+    fresh_s = _PAST_S if bounds[1] < asked.now - 60 else _FRESH_S
+    (found,) = asked.project.kept(f"period {bounds}", fresh_s, lambda: asked.store.series.days(bounds))
+    return {"name": f"{datetime.fromtimestamp(bounds[0]):{name}}", **asdict(found)}
 
 
-def _by_policy(days: list[JSON]) -> dict[str, JSON]:
-    """Return for each policy, and upstream, its calls, reward and success by day; `None` where it answered nothing."""
-    names = {each["policy"] or "upstream" for day in days for each in day["answered"]}
-    found: dict[str, JSON] = {}
-    for name in sorted(names):
-        its = [next((e for e in day["answered"] if (e["policy"] or "upstream") == name), None) for day in days]
-        found[name] = {
-            "calls": [each and each["calls"] for each in its],
-            "reward": [each and each["reward"] for each in its],
-            "success": [each["succeeded"] / each["known"] if each and each["known"] else None for each in its],
-            "latency_ms": [each and each["latency_ms"] for each in its],
-        }
-    return found
+def _series(periods: list[JSON], name: str) -> dict[str, list[float | None]]:
+    """Return a number of each policy, and of upstream, by period; `None` where it answered nothing."""
+    its = [{each["policy"] or "upstream": each for each in period["answered"]} for period in periods]
+    policies = sorted({policy for each in its for policy in each})
+
+    def value(one: JSON | None) -> float | None:
+        if one is None:
+            return None
+        if name == "success":
+            return one["succeeded"] / one["known"] if one["known"] else None
+        return one[name]
+
+    return {policy: [value(each.get(policy)) for each in its] for policy in policies}

@@ -36,7 +36,7 @@ PAGES: tuple[Page, ...] = (
     Page(
         "overview", "", "Overview", overview.facts,
         "Who serves, how well policies and upstream do by day, what waits, and which apps are connected.",
-        query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps"),
+        query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps", "sums"),
     ),
     Page(
         "groups", "groups", "Groups", groups.facts,

@@ -33,50 +33,62 @@ class Given:
     of_options: Collection[str] = ()  # variables that options of commands read besides the settings
 
 
+_QUICK_S = 0.05  # a sum that took no longer is made again at once
+_REST = 20  # a sum is fresh for so many times as long as it took
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    value: Any
+    made_at: float
+    took_s: float
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.made_at
+
+
 class Project:
     """A project with its settings and its open store, which threads share."""
 
     def __init__(self, settings: Settings, store: Store, given: Given | None = None) -> None:
         """Show this project."""
         self.name, self.settings, self.store, self.given = settings.project, settings, store, given or Given()
-        self._kept: dict[str, tuple[float, Any]] = {}
+        self.renewed = 0  # how often a sum that a page shows was made again after the page was made
+        self._sums: dict[str, _Sum] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lasting: set[str] = set()
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def kept(self, name: str, fresh_s: float, make: Callable[[], _T]) -> _T:
-        """Return what `make` returned at most `fresh_s` ago; an older value while a new one is made in the background.
+        """Return what `make` returned at most `fresh_s` ago, or an older value while a new one is made.
 
-        So a page that sums up a large store waits for that sum once, when nobody has asked before.
+        A page over a large store waits for its sums only if nobody has asked for them before. Where they are quick,
+        they are made for each page. `renewed` counts what was made later, so that open pages can show it.
         """
-        with self._lock:
-            made_at, value = self._kept.get(name, (-float("inf"), None))
-            making = self._making.setdefault(name, threading.Lock())
-        if time.monotonic() - made_at <= fresh_s:
-            return value
-        if made_at > -float("inf"):
+        known, making = self._known(name)
+        if known is not None and known.age_s <= min(fresh_s, _REST * known.took_s):
+            return known.value
+        if known is not None and known.took_s > _QUICK_S:
             self._make_soon(name, make, making)
-            return value
+            return known.value
         with making:
-            with self._lock:
-                made_at, value = self._kept.get(name, (-float("inf"), None))
-            if made_at == -float("inf"):  # else another thread has made it meanwhile
-                value = make()
-                self._keep(name, value)
-            return value
+            newer, _ = self._known(name)
+            if newer is not None and newer is not known:  # another thread has made it meanwhile
+                return newer.value
+            return self._make(name, make)
 
     def kept_later(self, name: str, fresh_s: float, make: Callable[[], _T]) -> _T | None:
         """Return what `make` returned, however old; never wait: `None` until it was made once, in the background.
 
         Such a value outlives `forget`.
         """
+        known, making = self._known(name)
         with self._lock:
-            made_at, value = self._kept.get(name, (-float("inf"), None))
-            making = self._making.setdefault(name, threading.Lock())
             self._lasting.add(name)
-        if time.monotonic() - made_at > fresh_s:
+        if known is None or known.age_s > fresh_s:
             self._make_soon(name, make, making)
-        return value
+        return None if known is None else known.value
 
     def keep_opinion(self, opinion: Score | Correction) -> None:
         """Store what a person says about a run; `NotFound` if the run is not there any more."""
@@ -89,19 +101,29 @@ class Project:
     def forget(self) -> None:
         """Forget what was kept, after a change by this server."""
         with self._lock:
-            self._kept = {name: one for name, one in self._kept.items() if name in self._lasting}
+            self._sums = {name: one for name, one in self._sums.items() if name in self._lasting}
+
+    def _known(self, name: str) -> tuple[_Sum | None, threading.Lock]:
+        with self._lock:
+            return self._sums.get(name), self._making.setdefault(name, threading.Lock())
+
+    def _make(self, name: str, make: Callable[[], _T]) -> _T:
+        began = time.monotonic()
+        value = make()
+        now = time.monotonic()
+        with self._lock:
+            self._sums[name] = _Sum(value, now, now - began)
+        return value
 
     def _make_soon(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
         if making.acquire(blocking=False):
             threading.Thread(target=self._make_again, args=(name, make, making), daemon=True).start()
 
-    def _keep(self, name: str, value: Any) -> None:
-        with self._lock:
-            self._kept[name] = time.monotonic(), value
-
     def _make_again(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
         try:
-            self._keep(name, make())
+            self._make(name, make)
+            with self._lock:
+                self.renewed += 1
         except Exception:  # the page has an older value; the next request tries again
             log.debug("%s could not be computed again", name, exc_info=True)
         finally:

@@ -82,9 +82,9 @@ def agent_run(prompt_ids: bool) -> tuple[list[TrajectoryInfo | Call], int]:
     return records, naive
 
 
-def small_run(number: int, users: int) -> list[TrajectoryInfo | Call]:
+def small_run(number: int, users: int, *, began: float | None = None) -> list[TrajectoryInfo | Call]:
     """Ten calls of an agent: a trajectory as a store that holds a year of them has a hundred thousand."""
-    key, began = new_id(), 1.7e9 + number
+    key, began = new_id(), 1.7e9 + number if began is None else began
     user = f"user-{number % users}"
     records: list[TrajectoryInfo | Call] = [TrajectoryInfo(key, began, "explicit", user_id=user)]
     messages = [SYSTEM, message("user", some_text(80))]

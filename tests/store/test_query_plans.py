@@ -30,6 +30,9 @@ READ_WHOLE = {
     *{("series.scenarios", table) for table in ("trajectories", "groups", "scenarios")},
     ("series.promotions", "judgements"),
     ("read.arrivals", "trajectories"),
+    # The largest or smallest value is the end of an index, which is read and not the rows before it.
+    *{("changes.marks", table) for table in ("calls", "trajectories", "judgements")},
+    ("changes.first_call_at", "calls"),
     ("browse.count", "trajectories"),
     ("browse.worst", "trajectories"),  # all are compared
     ("search.drop", "search_calls"),

@@ -4,8 +4,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +17,7 @@ from art_patch import patching, store
 from art_patch._lib.events import event
 from art_patch._lib.key_files import read_key
 from art_patch.cli import output
+from art_patch.cli.commands.web import shown_meanwhile
 from art_patch.cli.logs import Log
 from art_patch.cli.options import AppSettings, Output, Project, extra
 from art_patch.cli.typed_options import Option, command, setting
@@ -166,6 +169,7 @@ def demo(
     judge: Annotated[str | None, Option("Judge model to use in place of the demo's stand-in.", env=True)] = None,
     judge_base_url: Annotated[str | None, setting("judge_base_url")] = None,
     engine: Annotated[str, Option("vllm, embedded, or auto: vLLM on a GPU, else embedded.")] = "auto",
+    web: Annotated[bool, Option("Show it in a browser, live; the page stays until Ctrl-C.")] = False,
 ) -> None:
     """Watch a tiny agent learn on this machine: traffic, judging, GRPO, gate, promotion.
 
@@ -174,14 +178,21 @@ def demo(
     # A control run and its counterpart must not share what they learn, so each has a project of its own.
     project = f"demo-{seed}" + ("-single-shot" if single_shot else "") + ("-control" if control else "")
     settings = load_settings(project=project, home=home, judge=judge, judge_base_url=judge_base_url)
-    with output.bars(quiet=out.as_json) as shown:
-        teller = _Teller(shown, judge=settings.judge, directory=str(settings.directory))
-        metrics = demonstration.run_demo(
-            settings, seed=seed, cycles=cycles or demonstration.CYCLES, control=control, tell=teller, engine=engine,
-            single_shot=single_shot,
-        )  # fmt: skip
-    if not out.answered(metrics):
-        _print_summary(metrics, project, "" if home is None else f" --home {settings.directory.parent}")
+    with ExitStack() as stack:
+        with output.bars(quiet=out.as_json) as shown:
+            teller = _Teller(shown, judge=settings.judge, directory=str(settings.directory))
+            if web:
+                stack.enter_context(shown_meanwhile(settings, teller.say))
+            metrics = demonstration.run_demo(
+                settings, seed=seed, cycles=cycles or demonstration.CYCLES, control=control, tell=teller, engine=engine,
+                single_shot=single_shot,
+            )  # fmt: skip
+        if not out.answered(metrics):
+            _print_summary(metrics, project, "" if home is None else f" --home {settings.directory.parent}")
+            if web:
+                output.say("the page stays until Ctrl-C", style="dim")
+                with suppress(KeyboardInterrupt):
+                    Event().wait()
 
 
 class _Teller:

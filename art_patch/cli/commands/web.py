@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated
 
 import typer
 
+from art_patch import store
 from art_patch.cli import output
 from art_patch.cli.options import FROM_ENV_FILE, Project, extra, require_project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, variables_of
@@ -59,8 +63,8 @@ def web(
             for name, link in links.items():
                 output.say(f"{name}: {link}")
             output.say("a link works once; whoever has it may " + ("look" if look else "look and act"), style="dim")
-        if browser and sys.stdout.isatty():
-            webbrowser.open(next(iter(links.values())))
+        if browser:
+            _open(links)
 
     pair = (certificate, certificate_key) if certificate and certificate_key else None
     arguments = [name for name in Settings.model_fields if given_on_the_command_line(context, name)]
@@ -69,3 +73,37 @@ def web(
         shown, host=host, port=port, role="look" if look else "act", advertise=advertise, certificate=pair,
         given=given, on_ready=on_ready,
     )  # fmt: skip
+
+
+@contextmanager
+def shown_meanwhile(settings: Settings, say: Callable[[str], None]) -> Generator[None]:
+    """Show a project while the block runs, in a thread of this process; `say` gets the link."""
+    with extra("the web page", "web"):
+        from art_patch.web import run_web
+    store.open_store(settings.store_url, project=settings.project).close()  # it may be about to be made
+    stop, ready = Event(), Event()
+
+    def on_ready(here: str, links: dict[str, str]) -> None:
+        say(f"watch it at [b]{links[settings.project]}[/]")
+        _open(links)
+        ready.set()
+
+    def serve() -> None:
+        try:
+            run_web([settings], host="127.0.0.1", port=0, role="act", on_ready=on_ready, stop=stop)
+        finally:
+            ready.set()
+
+    thread = Thread(target=serve, name="art_patch-web", daemon=True)
+    thread.start()
+    ready.wait(30)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def _open(links: dict[str, str]) -> None:
+    if sys.stdout.isatty():
+        webbrowser.open(next(iter(links.values())))

@@ -11,8 +11,8 @@ function ink(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Draw the promotions as vertical lines. */
-function promotions(marks) {
+/** Draw moments, such as promotions, as vertical lines. */
+function lines(marks) {
   return {
     hooks: {
       draw: (plot) => {
@@ -21,7 +21,7 @@ function promotions(marks) {
         ctx.strokeStyle = ink("--soft");
         ctx.setLineDash([4, 4]);
         for (const mark of marks) {
-          const x = Math.round(plot.valToPos(mark.at, "x", true));
+          const x = Math.round(plot.valToPos(mark, "x", true));
           if (x < bbox.left || x > bbox.left + bbox.width) continue;
           ctx.beginPath();
           ctx.moveTo(x, bbox.top);
@@ -34,9 +34,10 @@ function promotions(marks) {
   };
 }
 
+/** `data-chart` of a figure: {x: moments (or, with numbers: true, numbers), series: {name: values}, marks: moments}. */
 function draw(figure) {
   const place = figure.querySelector(".plot");
-  const { x, series, key, marks } = JSON.parse(figure.dataset.chart);
+  const { x, series, marks, numbers } = JSON.parse(figure.dataset.chart);
   const names = Object.keys(series);
   const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line") } };
   place.replaceChildren();
@@ -46,8 +47,8 @@ function draw(figure) {
       height: 190,
       cursor: { y: false },
       legend: { live: true },
-      plugins: [promotions(marks)],
-      scales: { x: { time: true } },
+      plugins: [lines(marks || [])],
+      scales: { x: { time: !numbers } },
       axes: [axis, axis],
       series: [
         {},
@@ -61,7 +62,7 @@ function draw(figure) {
         })),
       ],
     },
-    [x, ...names.map((name) => series[name][key])],
+    [x, ...names.map((name) => series[name])],
     place,
   );
 }

@@ -1,0 +1,448 @@
+"""What `art-patch web` costs: the time of its pages over a large store, its memory, and what apps pay for its readers.
+
+::
+
+    python tests/benchmarks/web.py [--json] [--calls 1000000] [--only pages browser live readers] [--databases sqlite]
+
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
+targets that were not met. A million calls take about 15 minutes on two cores for each database, most of it to write
+them.
+
+- `pages`: a server process over a store with so many calls, a tenth as many runs, groups, scores and 30 policies. Each
+  page, its JSON, and some searches are asked for again and again by one client on the same machine; what that client
+  waits is given, which is more than the server's own time. `page_ms_p95`: of all pages, the worst database; with the
+  first request to each left out, since sums are then kept (`page_ms_first` has the longest of those).
+  `search_ms_p95`, `rss_mib`: the server's memory at the end.
+- `browser`: the first page in Chromium with an empty cache: `first_kib` over the wire, `first_ms` until its content is
+  painted, `first_elsewhere` requests to other hosts.
+- `live`: `live_ms`, the longest of some times between a call in the store and the page that shows it.
+- `readers`: p50 of a recorded call of an app while ten readers follow the same store live, over that without, in turns
+  (`readers_ratio`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import httpx  # noqa: E402 - after the line above
+
+from art_patch._lib.ids import new_id  # noqa: E402
+from art_patch.settings import Settings, load_settings  # noqa: E402
+from art_patch.store import Store, open_store  # noqa: E402
+from art_patch.types import Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo  # noqa: E402
+from tests.benchmarks.samples import TEXT, small_run  # noqa: E402
+from tests.support.benchmark_report import Target, finish, percentile, say  # noqa: E402
+
+TARGETS = (
+    Target("page_ms_p95", None, 150, "a page or its JSON, p95, ms"),
+    Target("search_ms_p95", None, 400, "a search, p95, ms"),
+    Target("rss_mib", None, 200, "memory of the server, MiB"),
+    Target("first_kib", None, 300, "first page in Chromium, all of it, KiB"),
+    Target("first_ms", None, 500, "first page in Chromium until its content is painted, ms"),
+    Target("first_elsewhere", None, 0, "requests of the first page to other hosts"),
+    Target("live_ms", None, 2_000, "from a call in the store until it stands on an open page, longest, ms"),
+    Target("readers_ratio", None, 1.05, "p50 of a recorded call with ten readers / without"),
+)
+CALLS_A_RUN = 10
+AGE_S = 14 * 86_400.0
+ASKS = 20
+
+
+# --- a large store ---
+
+
+def fill(store: Store, calls: int, now: float) -> None:
+    """Write runs of the last two weeks, grouped by eight, scored, with policies and judgements."""
+    rng = random.Random(1)
+    runs = calls // CALLS_A_RUN
+    store.ledger.add_base("agent@0", "/base", "ff", who="benchmark", now=now - AGE_S)
+    for step in range(1, 31):
+        gate = {"difference": rng.gauss(0.05, 0.05), "candidate": 0.6, "champion": 0.55, "scenarios": 40}
+        policy = Policy(
+            f"agent@{step}",
+            "/base",
+            "ff",
+            "candidate",
+            now - AGE_S + step * 3_600,
+            path="/none",
+            parent=f"agent@{step - 1}",
+            metrics={"gate": gate},
+        )
+        store.ledger.add_candidate(policy, trained_on=[], who="benchmark", now=now - AGE_S + step * 3_600)
+        store.ledger.move(
+            policy.name,
+            "champion" if step % 3 else "rejected",
+            who="benchmark",
+            reason="scores 0.600 against 0.550; proven better",
+            now=now - AGE_S + step * 3_600 + 60,
+        )
+    groups: list[str] = []
+    for start in range(0, runs, 80):
+        numbers = range(start, min(start + 80, runs))
+        made = [small_run(number, 10_000, began=now - AGE_S * (1 - number / runs)) for number in numbers]
+        infos = [run[0] for run in made if isinstance(run[0], TrajectoryInfo)]
+        grouped = [
+            Group(
+                new_id(),
+                f"task:{start + place}",
+                "same_task",
+                tuple(Trajectory(i, ()) for i in infos[place : place + 8]),
+            )
+            for place in range(0, len(infos), 8)
+        ]
+        scores = [
+            Score(
+                new_id(),
+                info.id,
+                "ruler",
+                rng.random(),
+                "ruler",
+                info.started_at + 60,
+                comment="clear and short",
+                group_id=group.id,
+                rubric="r1",
+                judge="judge",
+            )
+            for group in grouped
+            for info in (each.info for each in group.trajectories)
+        ]
+        thumbs = [Score(new_id(), info.id, "thumbs", 1.0, "user", info.started_at + 90) for info in infos[::20]]
+        store.write([record for run in made for record in run])
+        store.ledger.add_groups(grouped, now=now)
+        store.write([*scores, *thumbs])
+        groups += [group.id for group in grouped]
+        if start and start % 16_000 == 0:
+            say(f"  {start * CALLS_A_RUN:,} calls")
+    for key in groups[:2_000]:
+        store.ledger.add_judgement(
+            Judgement(
+                new_id(), key, now - rng.random() * AGE_S, "judge", "r1", "cycle", "scored", calls=1, cost_usd=0.01
+            )
+        )
+    for start in range(0, len(groups) - 200, 500):
+        store.ledger.set_groups(groups[start : start + 500], "trained", policy=f"agent@{1 + start % 29}")
+    while store.search.extend(thorough=True):
+        pass
+
+
+# --- the server ---
+
+
+class Running:
+    """`art-patch web` as a process of its own, and a client that has entered."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Start it and spend its link."""
+        command = [
+            sys.executable,
+            "-m",
+            "art_patch",
+            "web",
+            "--home",
+            str(settings.home),
+            "--project",
+            settings.project,
+        ]
+        if settings.store:
+            command += ["--store", settings.store]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", "--json", "--no-browser"], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        first = json.loads(self.process.stdout.readline() or '{"links": {}}')
+        if not first["links"]:
+            sys.exit("the server did not start")
+        self.url: str = first["base_url"]
+        self.link: str = next(iter(first["links"].values()))
+        self.project = settings.project
+
+    def client(self) -> httpx.Client:
+        """A client with the link's cookie."""
+        client = httpx.Client(base_url=self.url, headers={"origin": self.url}, timeout=120, follow_redirects=True)
+        assert client.post("/enter", data={"token": urlsplit(self.link).fragment}).status_code == 200
+        return client
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        return int(found[1]) / 1024 if found else float("nan")
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@contextmanager
+def running(settings: Settings) -> Generator[Running]:
+    """Run the server while the block runs."""
+    server = Running(settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# --- parts ---
+
+
+def paths_of(client: httpx.Client, base: str) -> list[str]:
+    """All pages of the menu, and one page of each kind that they link to."""
+    found = [""]
+    found += sorted(set(re.findall(rf'href="{base}/([a-z]+)"', client.get(f"{base}/").text)))
+    deeper: dict[str, str] = {}
+    for path in found:
+        for link in re.findall(rf'href="{base}/([a-z]+/[^"?#]+)"', client.get(f"{base}/{path}").text):
+            deeper.setdefault(link.partition("/")[0], link)
+    return [*found, *deeper.values()]
+
+
+def pages(settings: Settings) -> dict[str, Any]:
+    """Ask for every page, and search."""
+    took: dict[str, list[float]] = {}
+    searched: list[float] = []
+    first: dict[str, float] = {}
+    rng = random.Random(2)
+    words = sorted({word for word in re.findall(r"[a-z]{4,}", TEXT)})
+    with running(settings) as server, server.client() as client:
+        base = f"/p/{server.project}"
+        paths = paths_of(client, base)
+        for round_ in range(ASKS + 1):
+            for path in paths:
+                for address in (f"{base}/{path}", f"/api/v1/{server.project}/{path}".rstrip("/")):
+                    began = time.perf_counter()
+                    response = client.get(address)
+                    ms = (time.perf_counter() - began) * 1e3
+                    assert response.status_code == 200, (address, response.text[:300])
+                    if round_ == 0:
+                        first[address] = ms
+                    else:
+                        took.setdefault(path, []).append(ms)
+        for _ in range(5 * ASKS if "runs" in paths else 0):
+            began = time.perf_counter()
+            response = client.get(f"{base}/runs", params={"search": rng.choice(words)})
+            searched.append((time.perf_counter() - began) * 1e3)
+            assert response.status_code == 200, response.text[:300]
+        rss = server.rss_mib()
+    for path, values in took.items():
+        say(f"  /{path}: p50 {statistics.median(values):.0f} ms, p95 {percentile(values, 0.95):.0f} ms")
+    return {
+        "page_ms_p95": max(percentile(values, 0.95) for values in took.values()),
+        "page_ms_first": max(first.values()),
+        "pages": len(paths),
+        "rss_mib": rss,
+        **({"search_ms_p95": percentile(searched, 0.95)} if searched else {}),
+    }
+
+
+def browser(settings: Settings) -> dict[str, Any]:
+    """The first page in Chromium, three times with an empty cache; the median of the times."""
+    from tests.support.chromium import chromium
+
+    sizes, times, elsewhere = list[float](), list[float](), 0
+    with chromium() as launched:
+        for _ in range(3):
+            with running(settings) as server:
+                context = launched.new_context()
+                page = context.new_page()
+                seen: list[Any] = []
+                page.on("requestfinished", seen.append)
+                page.goto(server.link)
+                page.wait_for_selector("h1:has-text('Overview')")
+                page.wait_for_load_state("load")
+                seen.clear()
+                context.clear_cookies(name="nothing")
+                session = context.new_cdp_session(page)
+                session.send("Network.clearBrowserCache")
+                page.goto(f"{server.url}/p/{server.project}/", wait_until="load")
+                times.append(
+                    float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+                )
+                sizes.append(
+                    sum(
+                        sum(each.sizes()[k] for k in ("responseBodySize", "responseHeadersSize"))
+                        for each in seen
+                        if "/live" not in each.url
+                    )
+                    / 1024
+                )
+                elsewhere += sum(not each.url.startswith(server.url) for each in seen)
+                context.close()
+    return {"first_kib": max(sizes), "first_ms": statistics.median(times), "first_elsewhere": elsewhere}
+
+
+def live(settings: Settings, times: int = 8) -> dict[str, Any]:
+    """Write calls, and wait until the open page shows their number."""
+    from tests.support.chromium import chromium
+
+    waited: list[float] = []
+    store = open_store(settings.store_url, project=settings.project)
+    with closing(store), running(settings) as server, chromium() as launched:
+        page = launched.new_page()
+        page.goto(server.link)
+        page.wait_for_selector("#live:has-text('Live')")
+        calls = int(page.locator("[data-fact=Calls]").inner_text().replace(",", ""))
+        for number in range(times):
+            time.sleep(1.5 + 0.3 * number)  # at different moments of the server's clock
+            store.write(small_run(number, 10, began=time.time()))
+            calls += CALLS_A_RUN
+            began = time.perf_counter()
+            page.wait_for_function(
+                "want => document.querySelector('[data-fact=Calls]').textContent.replaceAll(',', '') == want",
+                arg=str(calls),
+            )
+            waited.append((time.perf_counter() - began) * 1e3)
+    return {"live_ms": max(waited), "live_ms_p50": statistics.median(waited)}
+
+
+APP = """
+import os, statistics, sys, time
+import art_patch as art, openai
+art.patch(mode="record")
+client = openai.OpenAI(api_key="k", base_url=sys.argv[1])
+for line in sys.stdin:
+    took = []
+    for _ in range(int(line)):
+        began = time.perf_counter()
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello " * 200}])
+        took.append(time.perf_counter() - began)
+    print(statistics.median(took), flush=True)
+"""
+
+
+@contextmanager
+def readers(server: Running, count: int) -> Iterator[None]:
+    """So many open live streams, each of which asks for the page again after each event, as a browser does."""
+    stop, threads = threading.Event(), list[threading.Thread]()
+    client = server.client()
+
+    def read() -> None:
+        with client.stream("GET", f"/p/{server.project}/live", timeout=None) as stream:
+            for line in stream.iter_lines():
+                if stop.is_set():
+                    return
+                if line.startswith("event:"):
+                    client.get(f"/p/{server.project}/")
+
+    for _ in range(count):
+        threads.append(threading.Thread(target=read, daemon=True))
+        threads[-1].start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def added(home: Path, rounds: int = 8, calls: int = 150) -> dict[str, Any]:
+    """Recorded calls with and without readers, in turns. The server runs all the time."""
+    from tests.benchmarks.stub import serving
+    from tests.support.replies import completion  # noqa: F401 - only to fail early where it is missing
+
+    settings = load_settings(home=home, project="readers")
+    took: dict[bool, list[float]] = {True: [], False: []}
+    with ExitStack() as stack:
+        url = stack.enter_context(serving())
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "ART_PATCH_HOME": str(home),
+            "ART_PATCH_PROJECT": "readers",
+        }
+        app = subprocess.Popen(
+            [sys.executable, "-c", APP, f"{url}/v1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        stack.callback(app.kill)
+        assert app.stdin is not None and app.stdout is not None
+
+        def turn() -> float:
+            app.stdin.write(f"{calls}\n")  # type: ignore[union-attr]
+            app.stdin.flush()  # type: ignore[union-attr]
+            return float(app.stdout.readline())  # type: ignore[union-attr]
+
+        turn()
+        time.sleep(2)  # until the store is there
+        for number in range(rounds):
+            server = stack.enter_context(running(settings)) if number == 0 else server  # noqa: F821
+            for watched in (True, False) if number % 2 else (False, True):
+                if watched:
+                    with readers(server, 10):
+                        time.sleep(1)
+                        took[True].append(turn())
+                else:
+                    took[False].append(turn())
+    pairs = [a / b for a, b in zip(took[True], took[False], strict=True)]
+    say(f"  ratios {', '.join(f'{each:.2f}' for each in pairs)}")
+    return {"readers_ratio": statistics.median(pairs), "readers_call_us": statistics.median(took[False]) * 1e6}
+
+
+def main() -> None:
+    """Measure and print."""
+    parts = ("pages", "browser", "live", "readers")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--calls", type=int, default=20_000)
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=("sqlite", "postgresql"))
+    parser.add_argument("--home", type=Path, help="keep the stores here, and use those that are there")
+    asked = parser.parse_args()
+    metrics: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        home = (asked.home or Path(temporary)).absolute()
+        if {"pages", "browser", "live"} & set(asked.only):
+            metrics |= over_stores(home, asked.databases, asked.only, asked.calls)
+        if "readers" in asked.only:
+            metrics |= added(home)
+    finish(metrics, TARGETS, as_json=asked.json)
+
+
+def over_stores(home: Path, databases: Sequence[str], only: Sequence[str], calls: int) -> dict[str, Any]:
+    """Fill each database, and measure there; of each metric the worst."""
+    metrics: dict[str, Any] = {"calls": calls}
+    for name in databases:
+        with ExitStack() as stack:
+            url = None
+            if name == "postgresql":
+                from tests.support.postgres import new_server
+
+                url = stack.enter_context(new_server(home / "postgres"))
+            settings = load_settings(home=home, project=f"web-{name}", store=url)
+            settings.directory.mkdir(parents=True, exist_ok=True)
+            with closing(open_store(settings.store_url, project=settings.project)) as store:
+                if not store.browse.ids_are_there():
+                    say(f"{name}: writing {calls:,} calls")
+                    fill(store, calls, time.time())
+            for part, measure in (("pages", pages), ("browser", browser), ("live", live)):
+                if part in only and (part == "pages" or name == databases[0]):
+                    say(f"{name}: {part}")
+                    found = measure(settings)
+                    metrics |= {f"{key}_{name}": value for key, value in found.items()}
+                    for key, value in found.items():
+                        metrics[key] = max(value, metrics.get(key, 0)) if isinstance(value, float | int) else value
+    return metrics
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""A project that has something for every page: two weeks of a shop's agent, six policies, groups, scores and cycles.
+
+Everything is made from a seed and a moment, and nothing was really answered or judged: it is for looking at.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from art_patch._lib.ids import new_id
+from art_patch.settings import Settings, load_settings
+from art_patch.store import Store, open_store
+from art_patch.types import (
+    Call,
+    Choice,
+    Group,
+    Judgement,
+    Policy,
+    Score,
+    SpanInfo,
+    TrainedRow,
+    Trajectory,
+    TrajectoryInfo,
+)
+
+DAY_S = 86_400.0
+ITEMS = ("plum", "pear", "melon", "grape", "lemon", "mango")
+HISTORY = (  # policy, what it became, days ago, reward of its runs
+    ("agent@0", "champion", 13.5, 0.35),
+    ("agent@1", "champion", 11.4, 0.55),
+    ("agent@2", "rejected", 9.4, 0.5),
+    ("agent@3", "champion", 7.4, 0.72),
+    ("agent@4", "rejected", 4.4, 0.7),
+    ("agent@5", "champion", 2.4, 0.9),
+    ("agent@6", "canary", 0.6, 0.93),
+)
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+
+
+def make_project(
+    home: Path,
+    name: str = "shop",
+    *,
+    said: str = "",
+    seed: int = 1,
+    now: float | None = None,
+    runs: int = 240,
+    store: str | None = None,
+) -> Settings:
+    """Write the project, and return its settings. `said` stands in texts, as whoever talks to the agent may say it."""
+    settings = load_settings(home=home, project=name, store=store)
+    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = time.time() if now is None else now
+    with closing(open_store(settings.store_url, project=name)) as opened:
+        Shop(opened, random.Random(seed), now, said).write(runs)
+        opened.search.extend(thorough=True)
+    _cycles(settings.directory, now, said)
+    return settings
+
+
+class Shop:
+    """Writes what happened."""
+
+    def __init__(self, store: Store, rng: random.Random, now: float, said: str) -> None:
+        self.store, self.rng, self.now, self.said = store, rng, now, said
+
+    def write(self, runs: int) -> None:
+        """Write policies and runs in the order in which they came."""
+        moments = sorted(self.now - self.rng.random() * 13 * DAY_S for _ in range(runs))
+        policies = list(HISTORY)
+        serving, groups = "agent@0", list[Group]()
+        members: list[Trajectory] = []
+        for moment in moments:
+            while policies and self.now - policies[0][2] * DAY_S <= moment:
+                serving = self._policy(*policies.pop(0), groups) or serving
+                groups = []
+            members.append(self._run(moment, serving))
+            if len(members) == 4:
+                groups.append(self._group(members, moment))
+                members = []
+        for left in policies:
+            self._policy(*left, groups)
+
+    def _policy(self, name: str, state: str, days: float, worth: float, groups: list[Group]) -> str | None:
+        """Enter a policy and its verdict; return it if it serves from now on."""
+        ledger, at = self.store.ledger, self.now - days * DAY_S
+        if name == "agent@0":
+            ledger.add_base(name, "/models/shop", "ab" * 32, who="serve", now=at)
+            return name
+        scored = [each for each in groups if not each.held_out]
+        candidate = Policy(
+            name,
+            "/models/shop",
+            "ab" * 32,
+            "candidate",
+            at,
+            path=f"/adapters/{name}",
+            parent=_champion(ledger),
+            metrics={"train": _train(self.rng, len(scored))},
+        )
+        rows = [
+            TrainedRow(call.id, 0, run.id, group.id, round(self.rng.uniform(-1.5, 1.5), 3))
+            for group in scored
+            for run in group.trajectories
+            for call in run.calls
+        ]
+        ledger.add_candidate(
+            candidate, trained_on=[each.id for each in scored], rows=rows, who="cron (art-patch retrain)"
+        )
+        gain = 0.12 if state != "rejected" else -0.04
+        gate = {
+            "scenarios": 34,
+            "turns": 34,
+            "candidate": worth,
+            "champion": worth - gain,
+            "difference": gain,
+            "lower_bound": gain - 0.05,
+            "judge": "openai/gpt-5-mini",
+            "rubric": "7f90c71e39ee",
+            "judge_calls": 68,
+        }
+        words = (
+            f"scores {worth:.3f} against {worth - gain:.3f} on 34 held-out scenarios, a difference of {gain:+.3f}; "
+            + ("proven better" if gain > 0 else "not proven better")
+            + ": if both were equal, a result like this comes up "
+            + ("at most once in twenty times" if gain > 0 else "more than once in twenty times")
+            + (f"; {self.said}" if self.said else "")
+        )
+        percent = 20.0 if state == "canary" else None
+        became: Any = state
+        ledger.move(
+            name,
+            became,
+            who="cron (art-patch retrain)",
+            reason=words,
+            metrics={"gate": gate},
+            percent=percent,
+            now=at + 600,
+        )
+        return name if state == "champion" else None
+
+    def _run(self, at: float, serving: str) -> Trajectory:
+        """One run: the model looks a price up, a sub-agent checks stock, and the model answers."""
+        rng, key = self.rng, new_id()
+        item, count, price = rng.choice(ITEMS), rng.randint(2, 9), rng.randint(2, 9)
+        by = None if rng.random() < 0.08 else serving
+        worth = next(each[3] for each in HISTORY if each[0] == serving)
+        right, failed = rng.random() < worth, rng.random() < 0.03
+        question = {"role": "user", "content": f"What do {count} {item}s cost? {self.said}".strip()}
+        system = {"role": "system", "content": "You are the assistant of a fruit shop. Look prices up."}
+        asks = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "lookup", "arguments": json.dumps({"item": item})},
+                }
+            ],
+        }
+        told = {"role": "tool", "tool_call_id": "call_1", "content": str(price)}
+        answer = {"role": "assistant", "content": f"{count} {item}s cost {count * price + (0 if right else 1)}."}
+        info = TrajectoryInfo(
+            key,
+            at,
+            "explicit",
+            name="shop",
+            session_id=f"visit-{rng.randint(1, 90)}",
+            user_id=f"user-{rng.randint(1, 40)}",
+            scenario_key=f"{count} {item}s",
+            tags=("shop", "eu") if rng.random() < 0.5 else ("shop",),
+            error="the warehouse did not answer" if failed else None,
+            ended_at=at + 1.6,
+        )
+        common: dict[str, Any] = {"trajectory_id": key, "requested_model": "gpt-5", "policy": by, "tools": (TOOL,)}
+        if by is None:
+            common |= {"untrainable": "answered by upstream", "answered_by": "gpt-5-2026-08-01"}
+
+        def tokens(words: str) -> dict[str, Any]:
+            if by is None:
+                return {}
+            count = max(3, len(words) // 4)
+            ids = tuple(rng.randint(1, 900) for _ in range(count))
+            return {"token_ids": ids, "logprobs": tuple(-round(rng.expovariate(2), 4) for _ in ids)}
+
+        span = SpanInfo(
+            new_id(),
+            key,
+            "check stock",
+            at + 0.4,
+            ended_at=at + 0.8,
+            kind="agent",
+            attributes={"input": item, "output": "in stock"},
+        )
+        calls = [
+            Call(
+                id=new_id(),
+                started_at=at,
+                messages=(system, question),
+                choices=(Choice(0, asks, "tool_calls", **tokens("lookup it")),),
+                duration_ms=300 + rng.random() * 200,
+                prompt_tokens=60,
+                completion_tokens=12,
+                **common,
+            ),
+            Call(
+                id=new_id(),
+                started_at=at + 0.9,
+                messages=(system, question, asks, told),
+                choices=(Choice(0, answer, "stop", **tokens(answer["content"])),),
+                duration_ms=400 + rng.random() * 300,
+                prompt_tokens=80,
+                completion_tokens=15,
+                **common,
+            ),
+        ]
+        scores: list[Score] = []
+        if rng.random() < 0.6:
+            scores.append(Score(new_id(), key, "reward", float(right), "code", at + 5, comment=self.said or None))
+        if rng.random() < 0.2:
+            scores.append(
+                Score(new_id(), key, "thumbs", float(right), "user", at + 60, comment=self.said or "that helped")
+            )
+        self.store.write([info, span, *calls, *scores])
+        return Trajectory(info, tuple(calls), tuple(scores), (span,))
+
+    def _group(self, members: list[Trajectory], at: float) -> Group:
+        number = self.rng.random()
+        group = Group(new_id(), members[0].info.scenario_key or "", "same_task", tuple(members), held_out=number < 0.15)
+        self.store.ledger.add_groups([group], now=at)
+        if group.held_out or number > 0.92:
+            return group
+        scores = [
+            Score(
+                new_id(),
+                run.id,
+                "ruler",
+                round(self.rng.random(), 2),
+                "ruler",
+                at + 900,
+                group_id=group.id,
+                rubric="7f90c71e39ee",
+                judge="openai/gpt-5-mini",
+                comment=f"Looks the price up and multiplies. {self.said}".strip(),
+            )
+            for run in members
+        ]
+        self.store.write(scores)
+        facts = {"noise": 0.04, "siblings": 4} if number < 0.3 else {}
+        self.store.ledger.add_judgement(
+            Judgement(
+                new_id(),
+                group.id,
+                at + 900,
+                "openai/gpt-5-mini",
+                "7f90c71e39ee",
+                "score",
+                "ok",
+                calls=2,
+                prompt_tokens=900,
+                completion_tokens=120,
+                cost_usd=0.0021,
+                facts=facts,
+            )
+        )
+        state, why = ("scored", None)
+        if number > 0.85:
+            state, why = "dead", "all siblings have the same reward"
+        elif number > 0.8:
+            state, why = "quarantined", "the judge's order flips when the siblings are shown in another one"
+        self.store.ledger.set_groups([group.id], state, reason=why)
+        return group
+
+
+def _champion(ledger: Any) -> str | None:
+    champion = ledger.champion()
+    return champion.name if champion else None
+
+
+def _train(rng: random.Random, groups: int) -> dict[str, Any]:
+    steps = [
+        {
+            "phase": "groups",
+            "epoch": 0,
+            "loss": round(-0.1 - 0.01 * n + rng.gauss(0, 0.01), 4),
+            "kl_nats": round(0.004 * n, 4),
+            "entropy_nats": round(0.4 - 0.006 * n, 4),
+            "clip_fraction": round(0.002 * n, 4),
+            "grad_norm": round(0.2 + rng.random() * 0.05, 4),
+            "tokens": 3_000,
+            "tokens_per_s": 9_000 + rng.randint(-500, 500),
+            "seconds": 0.3,
+        }
+        for n in range(24)
+    ]
+    return {
+        "groups": groups,
+        "mean_reward": 0.6,
+        "trained_rows": 8 * groups,
+        "tokens": 70_000,
+        "steps": 24,
+        "loss": -0.31,
+        "kl_nats": 0.09,
+        "entropy_nats": 0.26,
+        "clip_fraction": 0.05,
+        "grad_norm": 0.21,
+        "tokens_per_s": 9_000,
+        "took_s": 42.0,
+        "history": steps,
+        "config": {"seed": 1},
+    }
+
+
+def _cycles(directory: Path, now: float, said: str) -> None:
+    """Write the reports that the cycles of `HISTORY` would have left."""
+    folder = directory / "cycles"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    rng = random.Random(2)
+    for name, state, days, worth in HISTORY[1:]:
+        began = now - days * DAY_S
+        outcome = {"champion": "promoted", "rejected": "rejected", "canary": "canary"}[state]
+        gain = 0.12 if state != "rejected" else -0.04
+        facts = {
+            "outcome": outcome,
+            "champion": "agent@5",
+            "candidate": name,
+            "began_at": began,
+            "took_s": 420.0,
+            "who": "cron (art-patch retrain)",
+            "reason": f"scores {worth:.3f} against {worth - gain:.3f} on 34 held-out scenarios; {said or 'by night'}",
+            "stages_s": {
+                "group": 3.0,
+                "score": 130.0,
+                "train": 80.0,
+                "gate: answers": 120.0,
+                "gate: judge": 85.0,
+                "promote": 2.0,
+            },
+            "metrics": {
+                "group": {"trajectories": 40, "groups": 10, "held_out": 2},
+                "score": {"groups": 10, "unscored": 0, "calls": 20, "cost_usd": 0.04},
+                "train": _train(rng, 10),
+                "gate": {
+                    "scenarios": 34,
+                    "candidate": worth,
+                    "champion": worth - gain,
+                    "difference": gain,
+                    "lower_bound": gain - 0.05,
+                },
+            },
+        }
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
+        (folder / f"{stamp}-{name[-1] * 8}.json").write_text(json.dumps(facts))
+        (folder / f"{stamp}-{name[-1] * 8}.md").write_text(f"# {outcome}\n")
+    (directory / "retrain.log").write_text("cycle ended: promoted\n")

@@ -1,0 +1,156 @@
+"""Every page in a real Chromium: wide and narrow, light and dark, by keyboard, without errors, and readable for all."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.chromium import chromium, needs_chromium
+from tests.support.web import Served, served
+from tests.support.web_store import make_project
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u202e\"'`{{7*7}}"
+SIZES = {"desktop": (1_280, 900), "phone": (360, 740)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = make_project(tmp_path_factory.mktemp("home"), said=EVIL, runs=120)
+    with served(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def state(server: Served, browser: Browser) -> Any:
+    """The cookie of somebody who has opened the link."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.links["shop"])
+    page.wait_for_url("**/p/shop/")
+    assert "#" not in page.url
+    kept = context.storage_state()
+    context.close()
+    return kept
+
+
+class Watched:
+    """A page of the browser, and all that went wrong on it."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.page: Page = context.new_page()
+        self.wrong: list[str] = []
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda asked: None if asked.url.startswith(url) else self.wrong.append(asked.url))
+        self.page.on(
+            "response", lambda got: self.wrong.append(f"{got.status} {got.url}") if got.status >= 400 else None
+        )
+
+
+def pages_of(page: Page, url: str) -> list[str]:
+    """All pages that the menu names, and one page of each kind that they lead to."""
+    page.goto(f"{url}/p/shop/")
+    menu: list[str] = page.eval_on_selector_all("header nav a", "links => links.map(link => link.pathname)")
+    deeper: dict[str, str] = {}
+    for path in menu:
+        page.goto(url + path)
+        links: list[str] = page.eval_on_selector_all("main a[href]", "links => links.map(link => link.pathname)")
+        for link in links:
+            if link.startswith("/p/shop/"):
+                deeper.setdefault(re.sub(r"[^/]+$", "*", link), link)
+    return list(dict.fromkeys([*menu, *deeper.values()]))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_page_is_whole_and_readable(server: Served, browser: Browser, state: Any, size: str, scheme: Any):
+    from axe_playwright_python.sync_playwright import Axe
+
+    width, height = SIZES[size]
+    context = browser.new_context(
+        storage_state=state, viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True
+    )
+    watched = Watched(context, server.url)
+    page, axe, found = watched.page, Axe(), list[str]()
+    paths = pages_of(page, server.url)
+    assert len(paths) >= 1
+    for path in paths:
+        page.goto(server.url + path)
+        page.wait_for_load_state("load")
+        assert page.title() != "taken", path
+        assert "49" not in page.title(), path
+        # Nothing is cut off at the side: what is wide scrolls in itself.
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, size)
+        for violation in axe.run(page).response["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                found.append(f"{path}: {violation['id']}: {violation['nodes'][0]['html'][:200]}")
+    context.close()
+    assert not found, "\n".join(found)
+    assert not watched.wrong
+
+
+def test_the_policy_of_the_pages_allows_all_that_they_need(server: Served, browser: Browser, state: Any):
+    """Under the content security policy as it is sent; a page that broke it would say so on the console."""
+    context = browser.new_context(storage_state=state)
+    watched = Watched(context, server.url)
+    for path in pages_of(watched.page, server.url):
+        watched.page.goto(server.url + path)
+        watched.page.wait_for_selector("#live:has-text('Live')")
+    context.close()
+    assert not watched.wrong
+
+
+def test_the_keyboard_alone_reaches_everything(server: Served, browser: Browser, state: Any):
+    context = browser.new_context(storage_state=state)
+    page = context.new_page()
+    page.goto(f"{server.url}/p/shop/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    focusable = "a[href], button, input:not([type=hidden]), select, textarea, summary"
+    count: int = page.evaluate(f"[...document.querySelectorAll('{focusable}')].filter(e => e.offsetParent).length")
+    page.goto(f"{server.url}/p/shop/")
+    reached = set[str]()
+    for _ in range(count + 5):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("(() => (document.activeElement.dataset.n ||= String(Math.random())))()"))
+        outline: str = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or page.evaluate("document.activeElement === document.body")
+    assert len(reached) >= count
+    context.close()
+
+
+def test_an_open_page_shows_what_is_recorded_meanwhile(server: Served, browser: Browser, state: Any):
+    from contextlib import closing
+
+    from art_patch.store import open_store
+    from tests.benchmarks.samples import small_run
+
+    context = browser.new_context(storage_state=state)
+    page = context.new_page()
+    page.goto(f"{server.url}/p/shop/")
+    page.wait_for_selector("#live:has-text('Live')")
+    before = page.locator("[data-fact=Calls]").inner_text()
+    settings = server.settings["shop"]
+    with closing(open_store(settings.store_url, project="shop")) as store:
+        store.write(small_run(1, 10, began=time.time()))
+    page.wait_for_function("before => document.querySelector('[data-fact=Calls]').textContent !== before", arg=before)
+    context.close()

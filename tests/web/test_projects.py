@@ -1,0 +1,82 @@
+"""What pages keep of sums over a store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from art_patch.settings import load_settings
+from art_patch.web.projects import Project
+
+
+def project(home: Path) -> Project:
+    return Project(load_settings(home=home, project="one"), cast("Any", None))
+
+
+def test_a_quick_sum_is_made_for_each_page(tmp_path: Path):
+    one, made = project(tmp_path), list[int]()
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    for number in range(1, 4):
+        assert one.kept("calls", 60, make) == number
+        time.sleep(0.02)  # longer than it took
+    assert one.renewed == 0
+
+
+def test_a_slow_sum_is_shown_as_it_was_and_renewed_meanwhile(tmp_path: Path):
+    one, may_end, number = project(tmp_path), threading.Event(), [0]
+
+    def make() -> int:
+        may_end.wait(10)
+        time.sleep(0.06)
+        number[0] += 1
+        return number[0]
+
+    may_end.set()
+    assert one.kept("calls", 0.0, make) == 1
+    may_end.clear()
+    assert [one.kept("calls", 0.0, make) for _ in range(5)] == [1] * 5  # nobody waits
+    may_end.set()
+    deadline = time.monotonic() + 10
+    while one.renewed == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (one.renewed, number[0]) == (1, 2)  # and it was made once for all of them
+    one.forget()
+    assert one.kept("calls", 60.0, make) == 3
+
+
+def test_those_who_ask_at_once_wait_for_one_sum(tmp_path: Path):
+    one, number, found = project(tmp_path), [0], list[int]()
+
+    def make() -> int:
+        time.sleep(0.2)
+        number[0] += 1
+        return number[0]
+
+    threads = [threading.Thread(target=lambda: found.append(one.kept("calls", 60, make))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (found, number) == ([1] * 8, [1])
+
+
+def test_a_sum_that_cannot_be_made_again_stays(tmp_path: Path):
+    one, fails = project(tmp_path), [False]
+
+    def make() -> int:
+        time.sleep(0.06)
+        if fails[0]:
+            raise OSError("the database is down")
+        return 1
+
+    assert one.kept("calls", 0.0, make) == 1
+    fails[0] = True
+    assert one.kept("calls", 0.0, make) == 1
+    time.sleep(0.2)
+    assert one.kept("calls", 0.0, make) == 1
