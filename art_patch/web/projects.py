@@ -55,6 +55,7 @@ class Project:
         """Show this project."""
         self.name, self.settings, self.store, self.given = settings.project, settings, store, given or Given()
         self.renewed = 0  # how often a sum that a page shows was made again after the page was made
+        self.alike: set[str] = set()  # groups whose siblings say the same: nobody is asked to compare them
         self._sums: dict[str, _Sum] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lasting: set[str] = set()

@@ -64,10 +64,11 @@ def facts(asked: Asked) -> JSON:
 
 
 def agreement(opened: store.Store) -> JSON:
-    """Return how often the judge orders two siblings as people do, as `art-patch status` counts it."""
+    """Return how often the judge orders two siblings as people do, of the pairs on which it has a preference."""
     differ = rewards.disagreement(opened.evidence.opinions(rewards.PEOPLE))
-    agrees = differ.pairs - differ.against - differ.tied
-    return asdict(differ) | {"agrees": agrees, "share": agrees / differ.pairs if differ.pairs else None}
+    decided = differ.pairs - differ.tied
+    agrees = decided - differ.against
+    return asdict(differ) | {"decided": decided, "agrees": agrees, "share": agrees / decided if decided else None}
 
 
 def _shown(opened: store.Store, pair: Pair) -> JSON:

@@ -28,7 +28,6 @@ _SOME = 10  # groups whose runs are read together
 _RUNS = 16  # siblings of a group among which a pair is looked for
 _MOST_TRIED = 20  # groups without a pair that one request looks at
 _FRESH_S = 30.0
-_HOUR_S = 3_600.0
 
 Kind = Literal["pairs", "unsure"]
 
@@ -62,7 +61,7 @@ def next_pair(project: Project, kind: Kind, after: str | None) -> tuple[Pair | N
     `after` is the key of a group that is skipped: it comes last.
     """
     # Groups whose siblings say the same never leave the queue; so they are remembered, or each request would read them.
-    alike = project.kept("groups without a pair", _HOUR_S, set[str])
+    alike = project.alike
     tried = 0
     for members in _windows(project, kind, after):
         waiting = _unanswered(project.store, {group: runs for group, runs in members.items() if group not in alike})

@@ -15,7 +15,7 @@ import pytest
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge, shop_rule
 from art_patch.demo.shop import TOOLS, Task, make_tasks, run_tool
 from art_patch.errors import JudgeError
-from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, JudgeReport, judge_batch, noise_of_judges
+from art_patch.rewards import DefenceConfig, Judge, JudgedBatch, JudgeReport, both_ways, judge_batch, noise_of_judges
 from art_patch.trajectories import transcript
 from art_patch.types import Call, Choice, Group, Judgement, Score, Trajectory, TrajectoryInfo
 from tests.rewards.attacks import PLEAS
@@ -143,13 +143,19 @@ def test_how_far_both_passes_are_apart_is_noted_where_they_agree():
     assert result.quarantined.keys() == {"g1"}
     assert [(each.purpose, each.facts.keys()) for each in kept[:3]] == [("score", {"order"})] * 3
     facts = {each.group_id: each.facts for each in kept[3:]}
-    assert facts["g1"].keys() == {"order"}  # it is quarantined, and nothing is trained on it
+    assert facts["g1"].keys() == {"order", "both_ways"}  # it is quarantined, and nothing is trained on it
     expected = math.sqrt(0.1**2 / 3 / 2)  # variance of (.1, 0, 0) is .1^2 / 3, of two errors
     assert [(facts[name]["noise"], facts[name]["siblings"]) for name in ("g0", "g2")] == [
         (pytest.approx(expected), 3)
     ] * 2
     assert noise_of_judges(kept) == {("fake", "r"): pytest.approx(expected)}
     assert noise_of_judges([]) == {}
+    runs = {group.id: group.trajectories for group in batch(3)}
+    for key, its in runs.items():
+        both = {each.id: (noisy(each, "shuffled"), noisy(each, "reversed")) for each in its}
+        assert both_ways(facts[key], key, [each.id for each in its]) == both
+    assert both_ways(facts["g0"], "g0", ["another"]) == both_ways({}, "g0", ["g0"]) == {}
+    assert not any(each.id in repr(facts) for its in runs.values() for each in its), "ids that an app chose"
 
 
 def test_the_mean_of_both_passes_is_the_score():

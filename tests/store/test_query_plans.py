@@ -29,6 +29,8 @@ READ_WHOLE = {
     *{("reports.groups", table) for table in ("trajectories", "groups")},
     *{("series.scenarios", table) for table in ("trajectories", "groups", "scenarios")},
     ("series.promotions", "judgements"),
+    *{(f"groups.{name}", "groups") for name in ("page", "to_review")},  # in the order of the key, up to a limit
+    ("groups.states", "groups"),  # an index
     ("read.arrivals", "trajectories"),
     # The largest or smallest value is the end of an index, which is read and not the rows before it.
     *{("changes.marks", table) for table in ("calls", "trajectories", "judgements")},

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from art_patch._lib.process import Owner
 from art_patch.errors import ArtPatchError
-from art_patch.store import Filter, Lease, SentItem, Server, Store
+from art_patch.store import Filter, GroupFilter, Lease, SentItem, Server, Store
 from art_patch.store.schema.tables import whole
 from art_patch.types import AppReport, Correction, Group, Judgement, Policy, Score, SpanInfo, TrainedRow, Trajectory
 from tests.support.store_samples import call, info
@@ -126,6 +126,19 @@ READS: dict[str, Attempt] = {
     "series.promotions": lambda s: s.series.promotions(),
     "series.scenarios": lambda s: s.series.scenarios(limit=9),
     "reports.groups": lambda s: s.reports.groups(),
+    "groups.page": lambda s: s.groups.page(GroupFilter()),
+    "groups.page of a state": lambda s: s.groups.page(GroupFilter(state="trained", held_out=False)),
+    "groups.page of a scenario": lambda s: s.groups.page(GroupFilter(scenario=f"{MARK} task"), before="z"),
+    "groups.page of a policy": lambda s: s.groups.page(GroupFilter(policy="zebra@1")),
+    "groups.states": lambda s: s.groups.states(),
+    "groups.scores": lambda s: dict(s.groups.scores(RUNS)),
+    "groups.taught": lambda s: [s.groups.taught(group, RUNS) for group in GROUPS],
+    "groups.to_review": lambda s: (s.groups.to_review(), s.groups.to_review(before="z")),
+    "groups.members": lambda s: s.groups.members(GROUPS),
+    "groups.second_passes": lambda s: s.groups.second_passes(GROUPS),
+    "groups.ends": lambda s: s.groups.ends(RUNS),
+    "groups.there": lambda s: s.groups.there(["zebra-run-score", "shared-score"]),
+    "audit.entries": lambda s: [(one.id, one.who, one.action) for one in s.audit.entries(actions=["move", "engine"])],
     "ledger.policies": lambda s: s.ledger.policies(),
     "ledger.policy": lambda s: (s.ledger.policy("zebra@1"), s.ledger.policy("agent@1")),
     "ledger.champion": lambda s: s.ledger.champion(),
