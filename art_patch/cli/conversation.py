@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq, itemgetter
-from typing import Any, cast
 
 from rich.console import Console
 from rich.padding import Padding
@@ -18,7 +14,7 @@ from rich.rule import Rule
 from rich.text import Text
 from rich.tree import Tree
 
-from art_patch import formats, store
+from art_patch import formats, insights, store
 from art_patch.cli.output import ago, grid, one_line, seconds, visible
 from art_patch.trajectories import canonical
 from art_patch.types import JSON, Call, Choice, Score, SpanInfo
@@ -54,9 +50,9 @@ class Page:
             if isinstance(message.get(key), str) and message[key]:
                 self._text(f"({key.removesuffix('_content')}) {message[key]}", style="dim")
         if message.get("content"):
-            self._text(_content(message["content"]))
-        for call in message.get("tool_calls") or ():
-            self._text(_tool_call(call), style="yellow")
+            self._text(insights.content_words(message["content"]))
+        for call in insights.tool_calls_of(message):
+            self._text(insights.tool_call_words(call), style="yellow")
         # Said, because an empty answer is often the fault that one looks for.
         if not (message.get("content") or message.get("tool_calls")):
             self._text("(nothing)", style="dim")
@@ -132,7 +128,7 @@ def _new_messages(call: Call, said: list[list[bytes]]) -> list[JSON]:
     """Return what the call adds to the session, its first answer included, and remember its conversation in `said`."""
     messages = [*call.messages, *(choice.message for choice in call.choices[:1])]
     conversation = [canonical(message) for message in messages]
-    shared = max((sum(takewhile(bool, map(eq, conversation, other))) for other in said), default=0)
+    shared, _ = insights.said_before(conversation, said)
     answers = (place for place, message in enumerate(call.messages, 1) if message.get("role") == "assistant")
     # A question that is asked again is new, and the older messages of an app that forgets the first ones are not.
     asked = max(answers, default=0) if said else 0
@@ -174,7 +170,7 @@ def _print_facts(page: Page, bundle: formats.Bundle, summary: store.Summary, now
         of_call = "" if correction.call_id is None else f"of call {one_line(correction.call_id)}, "
         by = f"  {of_call}by {one_line(correction.source)}"
         line = Text("it should have been", style="bold").append(by, style="not bold dim")
-        said = filter(None, (words_of(correction.message), correction.comment))
+        said = filter(None, (insights.words_of(correction.message), correction.comment))
         line.append("".join(f"\n{visible(part)}" for part in said), style="not bold")
         table.add_row("correction", line)
     page.console.print(table)
@@ -200,9 +196,7 @@ def _group(bundle: formats.Bundle) -> str | None:
 def _print_call(page: Page, bundle: formats.Bundle, number: int, call: Call, said: list[list[bytes]]) -> None:
     """Print the messages of the call that no earlier call has, and append the call's conversation to `said`."""
     prompt = [canonical(message) for message in call.messages]
-    # An agent sends the whole conversation with each call. Sub-agents branch off, so any earlier call may be the one
-    # that this call continues: the one with the longest common beginning.
-    shared, before = max(((sum(takewhile(bool, map(eq, prompt, other))), len(other)) for other in said), default=(0, 0))
+    shared, before = insights.said_before(prompt, said)
     answer = [canonical(call.choices[0].message)] if call.choices else []
     said.append(prompt + answer)
     page.console.print()
@@ -221,7 +215,7 @@ def _print_call(page: Page, bundle: formats.Bundle, number: int, call: Call, sai
         page.note("another conversation")
     # Once: an agent offers the same tools with each call.
     if call.tools and number == 1:
-        page.note(f"tools: {', '.join(_tool_name(tool) for tool in call.tools)}")
+        page.note(f"tools: {', '.join(one_line(insights.tool_name(tool)) for tool in call.tools)}")
     for message in call.messages[shared:]:
         page.message(message)
     if page.tokens:
@@ -256,49 +250,11 @@ def _token_metrics(choice: Choice) -> str:
     if choice.token_ids is None:
         return "answer: token ids are not known"
     words = f"answer: {len(choice.token_ids):,} token ids"
-    # Engines give -inf for tokens that sampling had excluded; a mean over them says nothing.
-    finite = [value for value in choice.logprobs or () if math.isfinite(value)]
-    if not finite:
+    mean = insights.logprob_mean(choice)
+    if mean is None:
         return f"{words}, no log-probabilities"
-    mean = sum(finite) / len(finite)
+    finite = [value for value in choice.logprobs or () if math.isfinite(value)]
     return f"{words}, log-probability mean {mean:.3f}, lowest {min(finite):.3f}, perplexity {math.exp(-mean):.2f}"
-
-
-# --- messages as words: what providers and frameworks recorded may have any shape ---
-
-
-def words_of(message: JSON) -> str:
-    """Return a message's text and tool calls as plain text. Pass it to `visible` before printing it on a terminal."""
-    said = [_content(message.get("content") or ""), *map(_tool_call, message.get("tool_calls") or ())]
-    return "\n".join(filter(None, said))
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[str] = []
-    for part in cast("Sequence[Any]", content) if isinstance(content, Sequence) else (content,):
-        pairs = _pairs(part)
-        text = pairs.get("text")
-        # An image or a sound is shown by its type and the beginning of its JSON.
-        parts.append(text if isinstance(text, str) else f"[{pairs.get('type', '?')}] {json.dumps(part)[:200]}")
-    return "\n".join(parts)
-
-
-def _tool_name(tool: JSON) -> str:
-    return one_line(_pairs(tool.get("function", tool)).get("name", "?"))
-
-
-def _tool_call(call: Any) -> str:
-    pairs = _pairs(call)
-    inner = _pairs(pairs.get("function") or pairs.get("custom"))
-    arguments: Any = inner.get("arguments", inner.get("input", ""))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f"\u2192 {inner.get('name', '?')}({text})  {pairs.get('id') or ''}".rstrip()
-
-
-def _pairs(value: Any) -> JSON:
-    return cast("JSON", value) if isinstance(value, Mapping) else {}
 
 
 # --- the tree of steps ---
@@ -307,26 +263,17 @@ def _pairs(value: Any) -> JSON:
 def steps_tree(spans: Sequence[SpanInfo], calls: Sequence[Call], *, full: bool = False, raw: bool = False) -> Tree:
     """Return the spans and calls of a trajectory as a tree; the children of a span are in the order of their start.
 
-    Each span and each call is in the tree once, below its parent span. It is below the root if its parent is unknown,
-    or if a damaged record makes a span its own ancestor. Calls are numbered in the order of `calls`.
+    Each span and each call is in the tree once, as `insights.steps_of` has them.
     """
-    known = {span.id for span in spans}
-    steps = [(span.parent_id, span.started_at, span.id, _step(span, full=full, raw=raw)) for span in spans]
-    steps += [(call.span_id, call.started_at, None, _step_call(number, call)) for number, call in enumerate(calls, 1)]
-    below: dict[str | None, list[tuple[float, str | None, Text]]] = defaultdict(list)
-    for above, started_at, key, label in steps:
-        below[above if above in known else None].append((started_at, key, label))
     root = Tree(Text("steps", style="bold"), guide_style="dim")
-    below.setdefault(None, [])
-    # A second round is needed only for spans that are their own ancestors: no walk from the root reaches them.
-    while below:
-        waiting: list[tuple[Tree, str | None]] = [(root, next(iter(below)) if None not in below else None)]
-        while waiting:
-            branch, key = waiting.pop()
-            for _, child, label in sorted(below.pop(key, ()), key=itemgetter(0)):
-                added = branch.add(label)
-                if child is not None:
-                    waiting.append((added, child))
+    branches = [root]
+    for step in insights.steps_of(spans, calls):
+        if step.span is not None:
+            label = _step(step.span, full=full, raw=raw)
+        else:
+            number = step.call or 0
+            label = _step_call(number, calls[number - 1])
+        branches[step.depth + 1 :] = [branches[step.depth].add(label)]
     return root
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import getpass
-import re
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 
-from art_patch import grouping, rewards, store, types
+from art_patch import grouping, insights, rewards, store
 from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer, one_line
@@ -146,7 +144,6 @@ class AppSettings:
 
 
 SINCE = Option("Runs with a call at or after this time: 2026-11-21, 2026-11-21T14:00, or an age: 7d, 12h.")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +165,8 @@ class RunFilter:
         """Return the filter for the store. `shadows` includes shadow calls; `now` is in seconds since the epoch."""
         # Read once, so that --since 7d and --until 1d count from the same moment.
         at = time.time() if now is None else now
-        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("since", "until"):
-            if given[name] is not None:
-                given[name] = moment(given[name], f"--{name}", at)
-        if (slow := given.pop("slower_than", None)) is not None:
-            given["slower_than_s"] = duration_s(slow)
-            if given["slower_than_s"] is None:
-                raise ConfigError(f"--slower-than {slow!r} is no duration such as 2s, 500ms or 1min")
-        if None not in (given["since"], given["until"]) and given["since"] >= given["until"]:
-            raise ConfigError("--since is not before --until, so nothing can match")
-        for name, known in (("origin", get_args(types.Origin)), ("status", ("ok", "error"))):
-            if given.get(name) is not None:
-                one_of(f"--{name}", given[name], known)
-        if self.policy not in (None, "upstream") and not re.fullmatch(r".+@\d+", self.policy):
-            raise ConfigError(f"--policy {self.policy!r} is neither NAME@STEP nor upstream")
-        return store.Filter(shadows=shadows, **given)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return insights.run_filter(given, shadows=shadows, now=at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,31 +192,9 @@ FROM_ENV_FILE = set[str]()
 """Names of the variables that `--env-file` set in this process."""
 
 
-MOST_IDS = 6  # one more than are named where several begin alike
-
-
-def the_one(prefix: str, ids: Sequence[str], kind: str, *, listed_by: str) -> str:
-    """Return the id that a person means by its beginning, of those (`ids`) that begin so; the whole id is enough.
-
-    `NotFound` if there is none, `ConfigError` if there are several.
-    """
-    if prefix in ids or len(ids) == 1:
-        return prefix if prefix in ids else ids[0]
-    shown = one_line(prefix)
-    if not ids:
-        raise NotFound(f"no {kind} has an id that begins with {shown!r}; `{listed_by}` has their ids")
-    several = ", ".join(map(one_line, ids[: MOST_IDS - 1])) + (", ..." if len(ids) >= MOST_IDS else "")
-    raise ConfigError(f"several ids begin with {shown!r}: {several}; say more of it")
-
-
 def require_policy(opened: store.Store, name: str | None) -> None:
     """Raise `NotFound` if a filter names a policy that neither the ledger nor a recorded call knows."""
-    # Imported runs name policies of another store.
-    if (
-        name in (None, "upstream")
-        or opened.ledger.policy(name)
-        or opened.browse.count(store.Filter(policy=name, shadows=True))
-    ):
+    if name in (None, "upstream") or insights.policy_is_known(opened, name):
         return
     raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
 
@@ -241,31 +202,6 @@ def require_policy(opened: store.Store, name: str | None) -> None:
 def conditions(chosen: store.Filter) -> dict[str, Any]:
     """Return the conditions of a filter by name; for each export the audit log notes the names, not the values."""
     return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
-
-
-def duration_s(text: str) -> float | None:
-    """Return a duration such as `90d`, `12h`, `30min` or `45s` in seconds; `None` if the text is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
-    return float(found[1]) * _UNITS_S[found[2]] if found and found[2] in _UNITS_S else None
-
-
-def moment(text: str, option: str, now: float) -> float:
-    """Return a date, time or age such as `7d` in seconds since the epoch; a date without a zone is in local time."""
-    if (age_s := duration_s(text)) is not None:
-        return now - age_s
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    # A date may be valid and still lie beyond the range of the platform's clock.
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"{option} {text!r} is neither a date such as 2026-11-21 nor an age such as 7d or 12h"
-        ) from None
-
-
-def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise `ConfigError` unless the option's value is one of the known words."""
-    if value not in known:
-        raise ConfigError(f"{option} {value!r} is not one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,36 @@ def read_suite(path: Path) -> tuple[Turn, ...]:
     return turns
 
 
+def suite_row(call: Call, *, name: str) -> dict[str, Any]:
+    """Return the line of a suite file that asks every candidate the prompt of this call.
+
+    The recorded answer is left out, because the judge compares the answers of candidate and champion.
+    """
+    row: dict[str, Any] = {"name": name, "messages": [dict(message) for message in call.messages]}
+    if call.tools:
+        row["tools"] = [dict(tool) for tool in call.tools]
+    return row | {key: call.params[key] for key in _PARAMS if call.params.get(key) is not None}
+
+
+def add_to_suite(path: Path, row: Mapping[str, Any]) -> int:
+    """Append a line to a suite file, which is made if it is missing, and return the number of prompts in it now.
+
+    `ConfigError` if the line or the file is malformed, a prompt of the file has the same name, or it cannot be written.
+    """
+    line = json.dumps(row)
+    turn = _turn(path, 1, line)
+    here = read_suite(path) if path.exists() and path.read_bytes().strip() else ()
+    if turn.scenario_key in {each.scenario_key for each in here}:
+        raise ConfigError(f"a prompt of the suite {path} is named {turn.scenario_key.removeprefix(PREFIX)!r} already")
+    try:
+        ended = not here or path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{'' if ended else chr(10)}{line}\n")
+    except OSError as error:
+        raise ConfigError(f"the suite {path} cannot be written ({error})") from None
+    return len(here) + 1
+
+
 def _turn(path: Path, number: int, line: str) -> Turn:
     where = f"line {number} of the suite {path}"
     try:

@@ -2,7 +2,9 @@
 
 Pure reports on the traffic of a period: `switch_advice` (is it worth switching from upstream to the champion, and what
 does it save?) and `analytics` (do runs succeed?). Read from a project's store and directory: `standing` (what it looks
-like now), `cycle_history` (what its cycles did), `one_group` and `origins` (of settings).
+like now), `cycle_history` (what its cycles did), `one_group` and `origins` (of settings). About runs: `run_list` (which
+runs a person means), `run_story` (one run as a person reads it) and `erasing` (erases a person's runs, and says what is
+left to do).
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
@@ -17,8 +19,16 @@ if TYPE_CHECKING:
         job_log,
         waits_for,
     )
+    from art_patch.insights.erasing import ErasureReport, erase
     from art_patch.insights.one_group import STATES, WAYS, group_facts, state_in_words, way_in_words
     from art_patch.insights.origins import settings_in_force
+    from art_patch.insights.run_list import (
+        RunsPage, RunsWanted, newest_of, policy_is_known, run_filter, runs_page, the_run,
+    )
+    from art_patch.insights.run_story import (
+        Step, content_words, logprob_mean, pairs_of, said_before, steps_of, tool_call_parts, tool_call_words,
+        tool_calls_of, tool_name, words_of,
+    )
     from art_patch.insights.standing import APPS_SEEN_S, engines, project_status, who_serves
     from art_patch.insights.switch_advice import Prices, Report, make_report
 else:

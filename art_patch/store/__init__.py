@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from art_patch.store.ledger.transfers import ExportNote, SentItem
     from art_patch.store.queries.audit import Entry
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
-    from art_patch.store.queries.evidence import CONTROL_S
+    from art_patch.store.queries.evidence import CONTROL_S, Lesson
     from art_patch.store.queries.groups import GroupFilter, GroupLine, Taught
     from art_patch.store.queries.read import APPS_LIVE_S
     from art_patch.store.queries.series import Day, Promotion, Scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from art_patch.web import review_actions
+from art_patch.web import review_actions, run_actions
 from art_patch.web.acting import Acting, Done
 
 
@@ -22,4 +22,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("review/prefer", review_actions.prefer, forgets=False),
     Action("review/thumb", review_actions.thumb, forgets=False),
     Action("review/correct", review_actions.correct, forgets=False),
+    Action("score-run/{id:path}", run_actions.score, forgets=False),
+    Action("correct-run/{id:path}", run_actions.correct, forgets=False),
+    Action("run-test/{id:path}", run_actions.add_test, forgets=False),
+    Action("erase-run/{id:path}", run_actions.erase),
 )

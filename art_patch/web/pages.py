@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.types import JSON
-from art_patch.web import groups, overview, review, system
+from art_patch.web import groups, overview, review, run, run_actions, runs, system
 from art_patch.web.projects import Asked, Query
 
 Facts = Callable[[Asked], JSON]
@@ -37,6 +37,29 @@ PAGES: tuple[Page, ...] = (
         "overview", "", "Overview", overview.facts,
         "Who serves, how well policies and upstream do by day, what waits, and which apps are connected.",
         query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps", "sums"),
+    ),
+    Page(
+        "runs", "runs", "Runs", runs.facts,
+        "Recorded runs by text and filters, newest or worst first.", query=runs.RunsQuery,
+    ),
+    Page(
+        "new_runs", "new-runs", "New runs", runs.new_runs,
+        "How many runs are newer than the newest one that a page shows.",
+        query=runs.NewRunsQuery, is_in_menu=False,
+    ),
+    Page(
+        "run", "runs/{id:path}", "Run", run.facts,
+        "One run: its steps, times, conversation, tokens, scores, siblings, corrections, and what was learned from it.",
+        query=run.RunQuery, is_in_menu=False,
+    ),
+    Page(
+        "erase_run", "erase-run/{id:path}", "Erase a run", run_actions.erasure_facts,
+        "What an erasure of a run would delete, and where copies of it are.", is_in_menu=False,
+    ),
+    Page(
+        "run_test", "run-test/{id:path}", "A test of the suite", run_actions.suite_facts,
+        "The line of a suite that asks every candidate the prompt of a call of a run.",
+        query=run_actions.SuiteQuery, is_in_menu=False,
     ),
     Page(
         "groups", "groups", "Groups", groups.facts,

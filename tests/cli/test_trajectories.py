@@ -107,7 +107,7 @@ def test_a_search_says_what_the_index_lacks(tmp_path: Path, monkeypatch: pytest.
     store = open_store(f"sqlite:///{tmp_path}/default/store.db")
     fill(store)
     store.close()
-    monkeypatch.setattr("art_patch.cli.commands.trajectories.CATCH_UP_S", 0.0)
+    monkeypatch.setattr("art_patch.insights.run_list.CATCH_UP_S", 0.0)
     result = CliRunner().invoke(app, ["trajectories", "list", "--search", "plum", "--home", str(tmp_path)])
     assert " ".join(result.output.split()).startswith(
         "none of 9 trajectories matches the index lacks the newest 15 calls; the same search again"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -13,14 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import insights, pipeline, store
+from art_patch import insights, store
 from art_patch._lib import words
+from art_patch._lib.typed_text import duration_s
 from art_patch.cli import output
-from art_patch.cli.options import ActingProject, Project, duration_s
-from art_patch.cli.output import counted
+from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ArtPatchError, ConfigError, StoreError
-from art_patch.types import CHALLENGERS, JSON, Policy
 
 _DAY_S = 86_400.0
 
@@ -219,113 +216,18 @@ def erase(
     """
     with project.opened() as (settings, opened):
         subject = {"user": user, "session": session, "trajectory": trajectory}
-        run = partial(opened.rights.erase, user=user, session=session, trajectory=trajectory)
-        erasure = run(dry_run=True)  # first only counted, for the question; it also refuses more than one subject
-        policies = opened.ledger.policies()
-        ((what, value),) = [(key, one) for key, one in subject.items() if one is not None]
-        whose = f"{what} {value}"
+        # First only counted, for the question; it also refuses more than one subject.
+        done = insights.erase(settings, opened, **subject, dry_run=True)
         if not dry_run:
             # Without a row there is nothing to ask about; what apps have not written yet is kept out.
-            if erasure.found and not output.confirmed(f"{_sentence(erasure, whose)}. Delete it?", yes=yes):
+            if done.erasure.found and not output.confirmed(f"{done.sentence}. Delete it?", yes=yes):
                 output.stdout().print("nothing was deleted")
                 return
             with output.bars(quiet=project.as_json) as progress:
-                erasure = run(who=project.actor("erase"), progress=progress.counts("erase"))
-        # What the store cannot undo by itself: copies outside it, and weights.
-        copies = opened.transfers.copies_of([one.name for one in erasure.policies])
-        todo = advice(erasure, policies, settings.project, champions=opened.ledger.champions(), copied=bool(copies))
-    names = [one.name for one in policies]
-    if erasure.found and not dry_run and not pipeline.forget_unfinished(settings.directory, names):
-        todo.append(
-            "A cycle is at work, or `reproduce`; if it trains, its copy of the data is deleted when it has ended."
-        )
-    facts = asdict(erasure) | {"found": erasure.found, "subject": {what: value}, "policy_copies": copies, "todo": todo}
-    if project.answered(facts):
+                done = insights.erase(
+                    settings, opened, **subject, who=project.actor("erase"), progress=progress.counts("erase")
+                )
+    if project.answered(done.facts()):
         return
-    for line in _lines(erasure, whose, copies, todo):
+    for line in done.lines(now=time.time()):
         output.say(line)
-
-
-def advice(
-    erasure: store.Erasure, policies: tuple[Policy, ...], project: str, *, champions: Sequence[str] = (),
-    copied: bool = False,
-) -> list[str]:  # fmt: skip
-    """Return what a person still has to do after an erasure, as sentences with the exact commands."""
-    todo: list[str] = []
-    if erasure.exports:
-        todo.append("Delete these exports, and the copies that were made of them.")
-    if copied:
-        todo.append("Delete these copies of the policies, also where they were imported.")
-    serving = next((one.name for one in erasure.policies if one.serves), None)
-    tested = next((one for one in policies if one.state in CHALLENGERS), None)
-    # The test also ends if the tested policy is clean and the champion is not: a rollback would reject it first.
-    if tested is not None and (serving is not None or tested.name in {one.name for one in erasure.policies}):
-        todo.append(f"{tested.name} is {tested.state}: end its test with `art-patch rollback --project {project}`.")
-    if serving is not None:
-        todo.append(f"A LoRA cannot forget, and {serving} serves. {_way_back(erasure, policies, champions, project)}")
-    elif erasure.policies:
-        todo.append("A LoRA cannot forget, but none of these serves, and the champion did not learn from it.")
-    idle = [one.path for one in erasure.policies if one.path and not one.serves]
-    if idle:
-        todo.append(f"Delete the adapters that do not serve, so that nobody promotes them: `rm -r {shlex.join(idle)}`.")
-    if erasure.found and not erasure.dry_run:
-        todo.append("Backups that were made before hold it still.")
-    if not erasure.scrubbed:
-        todo.append("Somebody was reading the store, so its log holds some of it still. Run the same command again.")
-    return todo
-
-
-def _way_back(erasure: store.Erasure, policies: tuple[Policy, ...], champions: Sequence[str], project: str) -> str:
-    """Return how to let a policy serve that did not learn from the data. The next cycle starts from that policy."""
-    tainted = {one.name for one in erasure.policies}
-    retired = {one.name for one in policies if one.state == "retired"} - tainted
-    # One goes back only to a policy that has served; the newest of them has learned most.
-    if not (clean := [name for name in champions if name in retired]):
-        return "No earlier champion is free of it: begin anew from the base in another --project."
-    back = f"Go back to {clean[-1]} with `art-patch rollback --to {clean[-1]} --project {project}`"
-    return f"{back}; then `art-patch retrain --project {project}` trains from there, without it."
-
-
-def _sentence(erasure: store.Erasure, whose: str) -> str:
-    # The number of messages is unknown while other trajectories may share them with these.
-    parts = ("calls", "messages", "scores", "spans", "corrections", "judgements")
-    found = [counted(count, part.removesuffix("s"), part) for part in parts if (count := getattr(erasure, part))]
-    if erasure.trajectories:
-        found.insert(0, counted(erasure.trajectories, "trajectory", "trajectories"))
-    return f"{whose}: {output.listed(found, 'nothing left but the end of an erasure that was cut short')}"
-
-
-_HOW = {
-    "trained": "trained on it",
-    "descends": "descends from one that was",
-    "copy": "an imported copy of one that was",
-}
-
-
-def _lines(erasure: store.Erasure, whose: str, copies: list[JSON], todo: list[str]) -> list[str]:
-    if not erasure.found:
-        late = "" if erasure.dry_run else "; what apps recorded of it and have not written yet is dropped"
-        return [f"nothing is recorded of {whose}{late}"]
-    now = time.time()
-    verb, will = ("would erase", "would be") if erasure.dry_run else ("erased", "are")
-    lines = [f"{verb} {_sentence(erasure, whose)}"]
-    if erasure.messages is None and erasure.calls:
-        lines.append("messages that other trajectories share stay")
-    if erasure.groups:
-        dead = f"; {len(erasure.dead_groups)} that waited for training {will} dead" if erasure.dead_groups else ""
-        lines.append(f"{counted(len(erasure.groups), 'group', 'groups')} held some of it{dead}")
-    if erasure.exports:
-        lines.append(f"{counted(len(erasure.exports), 'export holds', 'exports hold')} some of it:")
-        for one in erasure.exports:
-            path = "stdout" if one.path == "-" else output.one_line(one.path)
-            lines.append(f"  {path} ({one.format}, {output.ago(now - one.at)} ago, by {output.one_line(one.who)})")
-    if erasure.policies:
-        lines.append(f"{counted(len(erasure.policies), 'policy', 'policies')} learned from it:")
-        for one in erasure.policies:
-            lines.append(f"  {one.name} ({_HOW[one.how]}; {'serves now' if one.serves else one.state})")
-    if copies:
-        lines.append(f"{counted(len(copies), 'copy', 'copies')} of these policies left the project:")
-        for each in copies:
-            by = f"{output.ago(now - each['at'])} ago, by {output.one_line(each['who'])}"
-            lines.append(f"  {each['policy']} to {output.one_line(each['to'])} ({by})")
-    return [*lines, *(f"-> {one}" for one in todo)]

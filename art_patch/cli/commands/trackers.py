@@ -14,8 +14,9 @@ from typing import Annotated
 import typer
 
 from art_patch import feedback, trackers
+from art_patch._lib.typed_text import moment
 from art_patch.cli import output
-from art_patch.cli.options import SINCE, ActingProject, Project, RunFilter, conditions, extra, moment
+from art_patch.cli.options import SINCE, ActingProject, Project, RunFilter, conditions, extra
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.settings import Settings

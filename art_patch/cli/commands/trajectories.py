@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from art_patch import formats, store, types
+from art_patch import formats, insights, store, types
+from art_patch._lib.typed_text import MOST_IDS, one_of, the_one
 from art_patch.cli import output
-from art_patch.cli.options import MOST_IDS, Project, TrajectoryFilter, one_of, require_policy, the_one
+from art_patch.cli.options import Project, TrajectoryFilter, require_policy
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
@@ -21,8 +22,6 @@ from art_patch.trajectories import number_tool_calls
 UPSTREAM = "upstream"  # what commands call answers that no policy gave
 WIDE = 110  # columns of a terminal that has room for everything
 NARROW = 80  # below so many columns there is no room for user and session
-
-CATCH_UP_S = 2.0  # for which a search extends the index first
 
 _SHORTEST_ID = 12  # characters; an id begins with its time, so shorter beginnings are often alike
 
@@ -49,27 +48,10 @@ class Listing:
     def page(self, opened: store.Store, chosen: store.Filter) -> tuple[list[str], int, store.Found | None]:
         """Return the ids of the page, the number of trajectories that match, and what a search found."""
         by: store.Sort = self.sort  # pyright: ignore[reportAssignmentType] - the command has checked it
-        browse, start = opened.browse, None if self.after is None else _the_run(opened, self.after)
-        if self.searches:
-            opened.search.extend(seconds=CATCH_UP_S)
-            found = opened.search.find(self.search or (), chosen, tool=self.tool)
-            if by != "newest":
-                return browse.worst(chosen, by, among=found.ids, limit=self.limit), len(found.ids), found
-            if start is not None and start not in found.ids:
-                raise ConfigError(
-                    f"--after {output.one_line(start)}: this trajectory does not match, so no page ends there"
-                )
-            first = 0 if start is None else found.ids.index(start) + 1
-            return list(found.ids[first : first + self.limit]), len(found.ids), found
-        matching = browse.count(chosen)
-        if by != "newest":
-            return browse.worst(chosen, by, limit=self.limit), matching, None
-        cursor = None
-        if start is not None:
-            (its,) = browse.summaries([start])
-            # A page begins after a trajectory and not at a number, so that new ones shift no page.
-            cursor = (its.last_call_at, its.id)
-        return [key for _, key in browse.ids(chosen, after=cursor, limit=self.limit)], matching, None
+        wanted = insights.RunsWanted(tuple(self.search or ()), self.tool, by, self.limit, self.after)
+        page = insights.runs_page(opened, chosen, wanted)
+        matching = opened.browse.count(chosen) if page.found is None else len(page.found.ids)
+        return list(page.ids), matching, page.found
 
 
 @command
@@ -146,7 +128,7 @@ def show(
         raise ConfigError("name a trajectory by its id, or a session with --session; `trajectories list` has both")
     with project.opened() as (_, opened):
         if trajectory is not None:
-            keys = [_the_run(opened, trajectory)]
+            keys = [insights.the_run(opened, trajectory)]
         else:
             begin_so = opened.browse.sessions_like(session, limit=MOST_IDS) if session else []
             session = the_one(session or "", begin_so, "session", listed_by="art-patch trajectories list")
@@ -175,11 +157,6 @@ def _bundles(opened: store.Store, keys: Sequence[str]) -> list[formats.Bundle]:
         formats.Bundle(one, one.spans, groups.get(one.id), corrections=tuple(corrections.get(one.id, ())))
         for one in sorted(opened.read.trajectories(keys), key=lambda one: (one.info.started_at, one.id))
     ]
-
-
-def _the_run(opened: store.Store, prefix: str) -> str:
-    ids = opened.browse.resolve(prefix, limit=MOST_IDS) if prefix else []
-    return the_one(prefix, ids, "trajectory", listed_by="art-patch trajectories list")
 
 
 def _print_list(summaries: Sequence[store.Summary], *, now: float, slowest: bool) -> None:
@@ -320,12 +297,10 @@ def _answers(call: types.Call) -> tuple[types.JSON, ...]:
 
 def _meant(message: types.JSON) -> list[str]:
     """The message as text, and the arguments of each tool as the same text if they are the same JSON."""
-    from art_patch.cli.conversation import words_of
-
     given: list[Any] = [*(message.get("tool_calls") or ()), {"function": message.get("function_call")}]
     functions = [call.get("function") or call.get("custom") for call in given if isinstance(call, dict)]
     tools = [each for each in functions if isinstance(each, dict)]
-    said = words_of({"content": message.get("content")}), str(message.get("refusal") or "")
+    said = insights.words_of({"content": message.get("content")}), str(message.get("refusal") or "")
     return [*said, *(f"{each.get('name')}({_same_text(each.get('arguments', each.get('input')))})" for each in tools)]
 
 
@@ -348,13 +323,11 @@ def _facts(call: types.Call) -> dict[str, Any]:
 
 
 def _print_pairs(a: str, b: str, count: int, pairs: Sequence[store.Pair]) -> None:
-
-    from art_patch.cli.conversation import words_of
-
     console, same = output.stdout(), 0
     for pair in pairs:
-        asked = f"{pair.a.messages[-1].get('role', '?')}: {words_of(pair.a.messages[-1])}" if pair.a.messages else ""
-        answers = [output.visible("\n--\n".join(map(words_of, _answers(call)))) for call in pair]
+        last = pair.a.messages[-1] if pair.a.messages else None
+        asked = "" if last is None else f"{last.get('role', '?')}: {insights.words_of(last)}"
+        answers = [output.visible("\n--\n".join(map(insights.words_of, _answers(call)))) for call in pair]
         same += _are_alike(pair)
         table = output.Table.grid(padding=(0, 2), expand=True)
         for _ in pair:

@@ -144,6 +144,14 @@ class Browser(Part):
                 found += [(None, key) for key in connection.scalars(query)]
         return found
 
+    def moment_of(self, place: int, *, before: float | None = None) -> float | None:
+        """Return when the last call of the `place`-th newest run ended, of those before `before`; `None`: are fewer."""
+        query = select(_T.last_call_at).where(_T.last_call_at.is_not(None)).order_by(_T.last_call_at.desc())
+        if before is not None:
+            query = query.where(_T.last_call_at < before)
+        with self._database.read() as connection:
+            return connection.scalar(query.offset(place - 1).limit(1))
+
     def worst(self, filter: Filter, by: Sort, *, among: Sequence[str] | None = None, limit: int = PAGE) -> list[str]:
         """Return the matching trajectories with the lowest rewards (`reward`) or the slowest calls (`latency`) first.
 

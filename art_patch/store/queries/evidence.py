@@ -14,6 +14,7 @@ before the test are left out of a `canary` test: their calls go on to the champi
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, Text, and_, cast, exists, func, or_, select
@@ -64,6 +65,19 @@ _IS_REPLAY = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
 
 # Origins of trajectories that the app did not name when it made the calls.
 _UNNAMED = ("single", "stitched")
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One answer that a policy was trained on; the other fields are as in `TrainedRow`."""
+
+    policy: str
+    state: str | None  # of the policy; `None` if the ledger does not know it any more
+    call_id: str
+    choice: int
+    group_id: str
+    advantage: float
+    weight: float
 
 
 class Evidence(Part):
@@ -149,6 +163,15 @@ class Evidence(Part):
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
         with self._database.read() as connection:
             return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
+
+    def lessons(self, trajectory_id: str) -> tuple[Lesson, ...]:
+        """Return what policies learned from the answers of this run, in the order of the policies' creation."""
+        r, p = tables.trained_rows.c, tables.policies.c
+        named = (r.policy, p.state, r.call_id, r.choice, r.group_id, r.advantage, r.weight)
+        query = select(*named).outerjoin(tables.policies, p.name == r.policy).where(r.trajectory_id == trajectory_id)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(p.created_at, r.policy, r.call_id, r.choice))
+            return tuple(Lesson(*row) for row in rows)
 
     def corrected_calls(self, trajectory_ids: Sequence[str]) -> dict[str, str]:
         """Return trajectory id -> id of the call that a person corrected last, if the correction names one."""
