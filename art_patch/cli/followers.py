@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import store, types
+from art_patch import insights, store, types
 from art_patch._lib.option import Option
 from art_patch.cli import output
 from art_patch.settings import Settings
@@ -117,23 +117,14 @@ def followed(opened: store.Store, settings: Settings, *, wait: Wait, dry: DryRun
         time.sleep(_LOOK_EVERY_S)
 
 
-def own_rewards(opened: store.Store, *names: str) -> dict[str, dict[str, float]]:
-    """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
-    now = time.time()
-    runs = opened.reports.usage(since=now - store.CONTROL_S, until=now).runs
-    found = dict[str, dict[str, float]]()
-    for name in names:
-        own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
-        its = [run.reward for run in own if run.reward is not None]
-        if its:
-            found[name] = {"reward": sum(its) / len(its), "runs": len(its)}
-    return found
-
-
 def warn_if_worse(rewards: dict[str, dict[str, float]], before: str, target: str) -> None:
     """Say so if users and the app gave the runs of `target` lower rewards than those of `before`."""
-    if before in rewards and target in rewards and rewards[target]["reward"] < rewards[before]["reward"]:
-        counts = {name: output.counted(int(rewards[name]["runs"]), "run", "runs") for name in (target, before)}
-        each = [f"{name} {rewards[name]['reward']:.3f} in {count}" for name, count in counts.items()]
-        careful = f"careful: by the app's own rewards that is worse: {' against '.join(each)}"
-        output.stderr().print(careful, soft_wrap=True)
+    if (words := insights.worse_in_words(rewards, before, target)) is not None:
+        output.stderr().print(f"careful: {words}", soft_wrap=True)
+
+
+def warn_if_rejected_there(policy: types.Policy) -> None:
+    """Say so if an imported policy was rejected in the project that it comes from."""
+    if (by := insights.rejected_there(policy)) is not None:
+        said = f"[red]careful[/]: {policy.name} was [b]rejected[/] where it comes from, {output.escape(by)}"
+        output.stderr().print(said, soft_wrap=True)

@@ -10,12 +10,13 @@ champion by at most `max_worse` on the user's suite and checks.
 
 from art_patch.gate.collapse import collapse_findings, failed_runs
 from art_patch.gate.paired_test import (
-    NO_USERS, CollapseConfig, Finding, GateConfig, Judged, Pair, lower_bound, merge_orders, not_worse, once_in,
+    NO_USERS, TIE, CollapseConfig, Finding, GateConfig, Judged, Pair, lower_bound, merge_orders, not_worse, once_in,
 )
 from art_patch.gate.turns import (
     PREFIX, Answered, BlindComparison, Given, HeldOut, Repeated, Turn, add_to_suite, answered_in, blind_answers,
     blind_runs, data_hash, held_out_turns, new_users, read_suite, speaks_of, suite_row,
 )
 from art_patch.gate.verdict import (
-    Gain, Verdict, agreement, decide, false_promotions, gains_in_words, normal_gain, paired_gain, with_findings,
+    Gain, Verdict, agreement, decide, false_promotions, gains_in_words, normal_gain, paired_gain, results,
+    with_findings,
 )

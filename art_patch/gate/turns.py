@@ -58,6 +58,7 @@ class HeldOut:
     left: Mapping[str, int]
     # Scenario key -> the runs that its turns may come from, all of one user, newest first.
     runs: Mapping[str, tuple[TrajectoryInfo, ...]] = field(default_factory=dict[str, tuple[TrajectoryInfo, ...]])
+    groups: Mapping[str, str] = field(default_factory=dict[str, str])  # scenario key -> id of its newest group
 
     @property
     def user_of(self) -> dict[str, str | None]:
@@ -131,7 +132,9 @@ def held_out_turns(
     rng = random.Random(seed)
     turns = tuple(turn for key in keys for turn in _spread(key, calls[key], turns_per_scenario, rng))
     newest = {key: tuple(sorted(runs[key], key=lambda run: run.started_at, reverse=True)) for key in keys}
-    return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest)
+    last = {group.scenario_key: group.id for group in groups}  # they come oldest first
+    group_of = {key: last[key] for key in keys}
+    return HeldOut(turns, {reason: count for reason, count in left.items() if count}, newest, group_of)
 
 
 def _owners(users_of: Mapping[str, Sequence[str | None]]) -> dict[str, str | None]:

@@ -108,6 +108,20 @@ def decide(
     return Verdict(passed and not too_few, reason, metrics, needs_canary=passed and too_few, seems_better=seems)
 
 
+def results(pairs: Iterable[Pair], group_of: Mapping[str, str]) -> list[JSON]:
+    """Return both policies' mean scores of each scenario, by the id of its group: the candidate's worst first.
+
+    By the group, since a scenario's key may be what a user wrote.
+    """
+    means, _ = scenario_means(pairs, NO_USERS)
+    found = [
+        {"group": group_of[key], "candidate": ours, "champion": theirs}
+        for key, (ours, theirs) in means.items()
+        if key in group_of and math.isfinite(ours) and math.isfinite(theirs)
+    ]
+    return sorted(found, key=lambda one: one["candidate"] - one["champion"])
+
+
 def with_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
     """Return the verdict; if a check failed, it becomes a rejection whose reason names every failed check."""
     failed = [finding.words for finding in findings if not finding.passed]

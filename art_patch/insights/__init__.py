@@ -2,9 +2,9 @@
 
 Pure reports on the traffic of a period: `switch_advice` (is it worth switching from upstream to the champion, and what
 does it save?) and `analytics` (do runs succeed?). Read from a project's store and directory: `standing` (what it looks
-like now), `cycle_history` (what its cycles did), `one_group` and `origins` (of settings). About runs: `run_list` (which
-runs a person means), `run_story` (one run as a person reads it) and `erasing` (erases a person's runs, and says what is
-left to do).
+like now), `cycle_history` (what its cycles did), `one_group`, `origins` (of settings), and `policy_story` and
+`policy_tests` (what became of a policy), in the words of `policy_words`. About runs: `run_list` (which runs a person
+means), `run_story` (one run as a person reads it) and `erasing` (erases a person's runs, and says what is left to do).
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
@@ -17,11 +17,18 @@ if TYPE_CHECKING:
         cycle_report,
         cycle_reports,
         job_log,
+        job_log_tail,
         waits_for,
     )
     from art_patch.insights.erasing import ErasureReport, erase
     from art_patch.insights.one_group import STATES, WAYS, group_facts, state_in_words, way_in_words
     from art_patch.insights.origins import settings_in_force
+    from art_patch.insights.policy_story import NOT_ON_RECORD, PolicyStory, story_of
+    from art_patch.insights.policy_tests import canary_config, own_rewards, percent_of, running_test
+    from art_patch.insights.policy_words import (
+        canary_in_words, gate_in_words, promoted_in_words, rejected_there, rolled_back_in_words, signal_value,
+        time_left, time_left_in_words, worse_in_words,
+    )
     from art_patch.insights.run_list import (
         RunsPage, RunsWanted, newest_of, policy_is_known, run_filter, runs_page, the_run,
     )

@@ -106,12 +106,27 @@ def _exit_code(facts: dict[str, Any]) -> int | None:
 def job_log(directory: Path) -> dict[str, Any] | None:
     """Return when the job's log was last written, and its last line; `None` without a log."""
     path = directory / JOB_LOG
+    found = _tail(path)
+    if found is None:
+        return None
+    at, lines = found
+    return {"path": str(path), "at": at, "last_line": one_line(lines[-1]) if lines else ""}
+
+
+def job_log_tail(directory: Path, *, limit: int) -> list[str]:
+    """Return the last lines of the job's log, at most `limit`; none without a log."""
+    _, lines = _tail(directory / JOB_LOG) or (0.0, [])
+    return [one_line(line) for line in lines[-limit:]]
+
+
+def _tail(path: Path) -> tuple[float, list[str]] | None:
     try:
         with path.open("rb") as file:
-            at = path.stat().st_mtime
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            at, size = path.stat().st_mtime, path.stat().st_size
+            file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return None
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return {"path": str(path), "at": at, "last_line": one_line(last)}
+    said = [line for line in lines if line.strip()]
+    # The first one begins somewhere in a line; a single one is better than none.
+    return at, said[1:] if size > _TAIL_BYTES and len(said) > 1 and lines[0].strip() else said

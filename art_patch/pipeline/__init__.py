@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from art_patch.pipeline.cycle import prune, retrain
     from art_patch.pipeline.cycle_lock import project_lock
     from art_patch.pipeline.cycle_run import (
-        LONG, CycleConfig, CycleReport, Run, keep_last_retrain, last_retrain, metrics_line, why_none_serves,
+        LAST_RETRAIN, LONG, CycleConfig, CycleReport, Run, keep_last_retrain, last_retrain, metrics_line,
+        why_none_serves,
     )
     from art_patch.pipeline.decision_log import DecisionLog
+    from art_patch.pipeline.manual_moves import (
+        Promoted, Rejected, RolledBack, find_engine, promote_named, reject_named, roll_back,
+    )
     from art_patch.pipeline.policy_imports import Imported, import_policy
-    from art_patch.pipeline.promote_policy import WatchOutcome, WatchReport, control_once, watch, watch_once
+    from art_patch.pipeline.promote_policy import (
+        WatchOutcome, WatchReport, control_once, look_without_acting, watch, watch_once,
+    )
     from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce
     from art_patch.pipeline.running_cycle import RUNNING, read_running
     from art_patch.pipeline.score_groups import form, group, score, to_judge

@@ -110,7 +110,7 @@ Outcome = Literal[
     "failed",
 ]
 
-LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "job")
+LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "results", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""
 KEPT = 200  # number of reports that are kept; older ones are deleted
 LAST_RETRAIN = "last_retrain.json"

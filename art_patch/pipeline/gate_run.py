@@ -89,6 +89,7 @@ def run_gate(
         metrics["reruns"] = dict(reruns.metrics) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
     metrics["checks"] = [asdict(finding) for finding in findings]
     metrics["gains"] = [gain.facts for gain in gains]
+    metrics["results"] = gate.results(traffic, held_out.groups)
     if beside is not None:
         metrics["judge_calls"] += sum(report.calls for report in beside.reports)
     run.metrics["gate" if champion is not None else "upstream_gate"] = metrics

@@ -18,7 +18,7 @@ from art_patch.pipeline.carry_over import marks
 from art_patch.pipeline.cycle_run import Cycle, CycleReport, Outcome, champion_name
 from art_patch.serving import EngineClient
 from art_patch.store import Store
-from art_patch.types import CONTINUABLE, JSON, UPSTREAM_ARM, Policy, PolicyState
+from art_patch.types import CONTINUABLE, JSON, UPSTREAM_ARM, Policy, PolicyState, Route
 
 EVERY_S = 5.0  # seconds between two comparisons of the policy under test with the champion
 CONTROL_EVERY_S = 300.0  # seconds between two comparisons of the champion with the control group
@@ -173,10 +173,53 @@ def watch_once(
         # Not `at`: a look takes seconds, in which sessions go on to be assigned as before.
         return None if now is None else now + elapsed_s()
 
+    look = _look(store, config, at)
+    if look is None:
+        return _no_test(store.ledger.route())
+    if not act:
+        return look.report
+    # Two processes may reach this line with the same verdict. The ledger refuses the second move.
+    try:
+        outcome, reason = _act_on_watch(store, engine, look.challenger, look.state, look.verdict, who, moved_at)
+    except TransitionError as error:
+        outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
+    return replace(look.report, outcome=outcome, reason=reason)
+
+
+def look_without_acting(
+    store: Store, config: promotion.CanaryConfig, *, now: float
+) -> tuple[WatchReport, dict[str, list[promotion.Proof]]]:
+    """Return what `watch_once` reports without acting, and for each signal how its proofs grew; nothing is changed."""
+    look = _look(store, config, now)
+    if look is None:
+        return _no_test(store.ledger.route()), {}
+    return look.report, promotion.proofs_over_time(look.evidence, look.config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    challenger: str
+    champion: str | None
+    state: Literal["shadow", "canary"]
+    percent: float | None
+    evidence: promotion.Evidence
+    config: promotion.CanaryConfig
+    verdict: promotion.WatchVerdict
+
+    @property
+    def report(self) -> WatchReport:
+        """The report if nothing is done about the verdict."""
+        reason = self.verdict.reason + _WOULD.get(self.verdict.action, "")
+        metrics = self.verdict.metrics
+        return WatchReport("goes on", reason, self.challenger, self.champion, self.state, self.percent, metrics)
+
+
+def _look(store: Store, config: promotion.CanaryConfig, at: float) -> _Look | None:
+    """Compare the policy under test with the champion on all traffic so far; `None` if none is tested."""
     route = store.ledger.route()
     challenger, champion, state = route.challenger, route.champion, route.challenger_state
     if challenger is None or state is None or route.challenger_since is None:
-        return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=champion)
+        return None
     traffic = store.evidence.arm_traffic(
         challenger=challenger, champion=champion, state=state, since=route.challenger_since
     )
@@ -187,15 +230,11 @@ def watch_once(
         config = config.against_upstream
     hours = (at - route.challenger_since) / 3600
     verdict = promotion.with_gains(promotion.decide(evidence, state=state, hours=hours, config=config), evidence)
-    # Two processes may reach this line with the same verdict. The ledger refuses the second move.
-    try:
-        if act:
-            outcome, reason = _act_on_watch(store, engine, challenger, state, verdict, who, moved_at)
-        else:
-            outcome, reason = "goes on", verdict.reason + _WOULD.get(verdict.action, "")
-    except TransitionError as error:
-        outcome, reason = "nothing to watch", f"it was decided by somebody else meanwhile: {error}"
-    return WatchReport(outcome, reason, challenger, champion, state, route.challenger_percent, verdict.metrics)
+    return _Look(challenger, champion, state, route.challenger_percent, evidence, config, verdict)
+
+
+def _no_test(route: Route) -> WatchReport:
+    return WatchReport("nothing to watch", "no policy is tested beside the champion", champion=route.champion)
 
 
 def control_once(

@@ -34,19 +34,16 @@ promoted. If the champion answered no calls, there is nothing to compare with, a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from art_patch.errors import ConfigError
 from art_patch.promotion.bets import Bets
-from art_patch.promotion.evidence import LATE_S, REST_S, SILENCE_S, Evidence, Observation
+from art_patch.promotion.evidence import Evidence
+from art_patch.promotion.signals import SIGNALS, CanaryConfig, Signal, add_bets, begin_bets, is_on_scale
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
-
-# A canary that has answered so many sessions may answer so many percent of them.
-RAMP = ((12, 20.0), (60, 50.0))
 
 # A control group tests one champion for good. Its rate of false alarms is that of so many days.
 CONTROL_DAYS = 30
@@ -56,84 +53,6 @@ CONTROL_DAYS = 30
 _PATIENCE_HOURS = 48.0
 # It may be decided if the difference can be large enough, that is, at most so many standard errors above what it seems.
 _HOPE = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryConfig:
-    """When the policy under test (canary or shadow) is rolled back, and when it is promoted."""
-
-    # Probability of rolling back a challenger that is not worse, and of promoting one that is not better.
-    alpha: float = 0.05
-    # Sessions of each arm before a promotion.
-    min_sessions: int = 20
-    max_hours: float = 168.0
-    # A session that has made no call for so many seconds has ended, and its value is taken.
-    rest_s: float = REST_S
-    # A session without a reward or feedback so many seconds after its end is silent.
-    silence_s: float = SILENCE_S
-    # How much better a winner's rewards or feedback must be, on a scale 0..1. Below 0, it may be that much worse.
-    margin: float = 0.0
-    # Against upstream a winner may be worse by so much.
-    max_loss: float = 0.05
-    # How much worse the challenger may be: mean reward and feedback (0..1), ...
-    reward_tolerance: float = 0.0
-    feedback_tolerance: float = 0.0
-    # ... share of sessions with a call that failed or that upstream had to answer, share of empty or cut answers, ...
-    failure_tolerance: float = 0.0
-    empty_tolerance: float = 0.05
-    # ... and how many times as long its calls and its first tokens may take.
-    latency_ratio: float = 1.5
-    # Percent of the sessions that a canary answers once it has answered so many and nothing speaks against it.
-    ramp: tuple[tuple[int, float], ...] = RAMP
-
-    def __post_init__(self) -> None:
-        """Refuse settings that would make the test mean something else: `ConfigError` names the range."""
-        tolerances = {s.tolerance: getattr(self, s.tolerance) for s in SIGNALS if s.tolerance != "latency_ratio"}
-        for name, value in tolerances.items():
-            _check(name, value, 0 <= value < 1, "at least 0 and below 1")
-        _check("alpha", self.alpha, 0 < self.alpha < 0.5, "above 0 and below 0.5")
-        _check("margin", self.margin, -1 < self.margin < 1, "between -1 and 1")
-        _check("max_loss", self.max_loss, 0 <= self.max_loss < 1, "at least 0 and below 1")
-        _check("latency_ratio", self.latency_ratio, self.latency_ratio >= 1, "at least 1")
-        _check("max_hours", self.max_hours, self.max_hours > 0, "above 0")
-        _check("rest_s", self.rest_s, self.rest_s > 0, "above 0")
-        _check("silence_s", self.silence_s, 0 < self.silence_s <= LATE_S, f"above 0, and at most {LATE_S:g}")
-        _check("min_sessions", self.min_sessions, self.min_sessions >= 1, "at least 1")
-
-    @property
-    def against_upstream(self) -> "CanaryConfig":
-        """The configuration of a test against upstream, where a winner may be worse by `max_loss`."""
-        return replace(self, margin=-self.max_loss)
-
-
-def _check(name: str, value: float, right: bool, said: str) -> None:
-    if not (math.isfinite(value) and right):
-        raise ConfigError(f"{name} is {value}; it must be {said}")
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """A quantity, such as reward or latency, on which the policy under test is compared with the champion."""
-
-    name: str
-    words: str  # for sentences: "its WORDS is worse by ..."
-    is_good: bool  # whether more of it is better
-    tolerance: str  # the field of `CanaryConfig` that limits a loss
-    alpha_share: float  # its share of `alpha`, for a rollback; those of all signals add up to 1
-    first_guess: float  # of a session's value, before any is known
-    promotes: bool = False  # whether being better on it is a reason to promote
-    is_time: bool = False  # in milliseconds, of any size
-    control_share: float = 0.05  # its share of the control group's alpha, which is there for quality above all
-
-
-SIGNALS = (
-    Signal("reward", "reward", True, "reward_tolerance", 0.4, 0.5, promotes=True, control_share=0.4),
-    Signal("feedback", "people's feedback", True, "feedback_tolerance", 0.12, 0.5, promotes=True, control_share=0.4),
-    Signal("failed", "share of sessions with a failed call", False, "failure_tolerance", 0.12, 0.02),
-    Signal("empty", "share of answers that are empty or cut off", False, "empty_tolerance", 0.12, 0.05),
-    Signal("latency_ms", "time for a call", False, "latency_ratio", 0.12, 0.5, is_time=True),
-    Signal("ttft_ms", "time to the first token", False, "latency_ratio", 0.12, 0.5, is_time=True),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +157,23 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: fl
     # A failure is known at once, so it may speak before any session of the champion has ended.
     if not ours or not (theirs or evidence.champion.calls):
         return _Finding(signal, "no data", f"no {signal.words} of both yet", {"says": "no data", "compared": 0})
-    if (wrong := next((one for one in ours + theirs if not _is_on_scale(one, signal)), None)) is not None:
+    if (wrong := next((one for one in ours + theirs if not is_on_scale(one, signal)), None)) is not None:
         scale = "a time" if signal.is_time else "from 0 to 1"
         sentence = f"a value of {signal.words} is {wrong}, not {scale}, so it cannot be compared"
         metrics = {"says": "unreadable", "compared": len(ours), "value": str(wrong)}
         return _Finding(signal, "unreadable", sentence, metrics)
     tolerance: float = getattr(config, signal.tolerance)
-    bets = _begun(signal, tolerance, config.margin)
+    bets = begin_bets(signal, tolerance, config.margin)
     if begin is not None:
         bets.spread(CONTROL_DAYS * 86_400, begin=begin, is_whole=evidence.is_whole)
-    _add(bets, signal, seen, tolerance)
-    losing = config.alpha * (signal.alpha_share if begin is None else signal.control_share)
-    winning = config.alpha / sum(one.promotes for one in SIGNALS)
+    add_bets(bets, signal, seen, tolerance)
+    losing = config.losing_alpha(signal) if begin is None else config.alpha * signal.control_share
+    winning = config.winning_alpha
     typical = median if signal.is_time else fmean
     every = evidence.with_silence.get(signal.name)
     with_silence = None
     if every is not None:
-        _add(with_silence := _begun(signal, tolerance, config.margin), signal, every, tolerance)
+        add_bets(with_silence := begin_bets(signal, tolerance, config.margin), signal, every, tolerance)
     heard = Bets(0.5)
     for one in evidence.heard.get(signal.name, ()):
         heard.add(one, one.value)
@@ -280,31 +199,6 @@ def _examine(signal: Signal, evidence: Evidence, config: CanaryConfig, begin: fl
         metrics |= {"difference": sign * bets.difference, "error": _finite(bets.error)}
     sentence = _sentence(signal, says, metrics, evidence, config)
     return _Finding(signal, says, sentence, metrics, bets, with_silence)
-
-
-def _begun(signal: Signal, tolerance: float, margin: float) -> Bets:
-    if signal.is_time:  # its tolerance is inside of the values
-        return Bets(signal.first_guess)
-    return Bets(signal.first_guess if signal.is_good else 1 - signal.first_guess, margin=margin, tolerance=tolerance)
-
-
-def _add(bets: Bets, signal: Signal, seen: Sequence[Observation], tolerance: float) -> None:
-    """Bet on the sessions in the order in which their values became known."""
-    if not signal.is_time:
-        for one in seen if signal.is_good else map(Observation.turned, seen):
-            bets.add(one, one.value, one.champions)
-        return
-    logs = 0.0
-    for count, one in enumerate(seen):
-        # The tolerated ratio is inside of the value; so is a scale that follows the times before it, of both policies.
-        scale = one.champions if one.champions is not None else math.exp(logs / count) if count else one.value
-        ours = one.value / tolerance if one.challenger else one.value
-        bets.add(one, scale / (scale + ours) if scale + ours else 0.5, None if one.champions is None else 0.5)
-        logs += math.log(max(one.value, 0.001))
-
-
-def _is_on_scale(value: float, signal: Signal) -> bool:
-    return math.isfinite(value) and value >= 0 and (signal.is_time or value <= 1)
 
 
 def _sentence(signal: Signal, says: str, metrics: JSON, evidence: Evidence, config: CanaryConfig) -> str:
@@ -348,7 +242,7 @@ def _sessions_needed(found: Iterable[_Finding], begun: int, config: CanaryConfig
     `begun`: the number of sessions so far, few of which may have a value. `hope`: by how many standard errors the
     difference may be better than it seems.
     """
-    winning = config.alpha / sum(one.promotes for one in SIGNALS)
+    winning = config.winning_alpha
     needed = [math.inf]
     for one in found:
         if one.signal.promotes and one.says in ("open", "silent"):

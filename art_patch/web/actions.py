@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from art_patch.web import review_actions, run_actions
+from art_patch.web import cycle_actions, policy_actions, review_actions, run_actions
 from art_patch.web.acting import Acting, Done
 
 
@@ -26,4 +26,6 @@ ACTIONS: tuple[Action, ...] = (
     Action("correct-run/{id:path}", run_actions.correct, forgets=False),
     Action("run-test/{id:path}", run_actions.add_test, forgets=False),
     Action("erase-run/{id:path}", run_actions.erase),
+    Action("cycles/start", cycle_actions.start),
+    Action("decide", policy_actions.decide),
 )

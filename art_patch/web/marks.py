@@ -13,9 +13,8 @@ def marks_of(project: Project) -> Callable[[], Marks]:
     """Return the function that `Live` asks."""
 
     def look() -> Marks:
-        running = project.settings.directory / pipeline.RUNNING
-        cycles = project.settings.directory / "cycles"
-        files = [path.stat().st_mtime_ns if path.exists() else 0 for path in (running, cycles)]
+        paths = [project.settings.directory / name for name in (pipeline.RUNNING, "cycles", pipeline.LAST_RETRAIN)]
+        files = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
         return project.store.changes.marks() | {"cycle": tuple(files), "sums": project.renewed}
 
     return look

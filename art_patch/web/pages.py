@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.types import JSON
-from art_patch.web import groups, overview, review, run, run_actions, runs, system
+from art_patch.web import cycles, groups, overview, policies, review, run, run_actions, runs, system
 from art_patch.web.projects import Asked, Query
 
 Facts = Callable[[Asked], JSON]
@@ -70,6 +70,39 @@ PAGES: tuple[Page, ...] = (
         "group", "groups/{id}", "Group", groups.one,
         "One group: its siblings with rewards and scores, what they taught, and two of them compared word by word.",
         query=groups.GroupQuery, is_in_menu=False,
+    ),
+    Page(
+        "cycles", "cycles", "Cycles", cycles.facts,
+        "The cycle that runs, the reports of the last ones, and what the next one waits for.",
+        query=cycles.CyclesQuery, live=("cycle",),
+    ),
+    Page(
+        "cycle_start", "cycles/start", "Start a cycle", cycles.start,
+        "What would happen if a cycle were started now.", is_in_menu=False,
+    ),
+    Page(
+        "cycle", "cycles/{id}", "Cycle", cycles.one,
+        "One cycle: its stages, the curves of its update, the gate, and its report.", is_in_menu=False,
+    ),
+    Page(
+        "policies", "policies", "Policies", policies.facts,
+        "All policies with state, parent, gate and share of the sessions, and the newest decisions.",
+        query=policies.PoliciesQuery, live=("moves",),
+    ),
+    Page(
+        "policy", "policies/{id}", "Policy", policies.one,
+        "One policy: where it comes from, what it learned from, its gate, its test, and every decision on it.",
+        live=("moves",), is_in_menu=False,
+    ),
+    Page(
+        "answers", "policies/{id}/answers", "Answers", policies.answers,
+        "Prompts of the app that this policy and another one both answered, with both answers.",
+        query=policies.AnswersQuery, is_in_menu=False,
+    ),
+    Page(
+        "decide", "decide", "A decision", policies.decide,
+        "What a decision about a policy would bring, or why it is refused; nothing is changed.",
+        query=policies.DecideQuery, is_in_menu=False,
     ),
     Page(
         "review", "review", "Review", review.facts,

@@ -50,6 +50,7 @@ def _environment() -> Environment:
         "segment": _segment,
         "editable": _editable,
         "counted": words.counted,
+        "short": _or_none(lambda value: f"{value:.4g}"),
     }
     return made
 

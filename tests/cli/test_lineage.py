@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from art_patch._lib.ids import new_id
-from art_patch.cli.commands.lineage import time_in_states
+from art_patch.insights.policy_story import time_in_states
 from art_patch.store import open_store
 from art_patch.training import TrainConfig
 from art_patch.types import Call, Choice, Group, Policy, Score, TrainedRow, Trajectory, TrajectoryInfo

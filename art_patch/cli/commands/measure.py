@@ -12,7 +12,6 @@ import typer
 
 from art_patch import formats, gate, insights, pipeline, promotion, rewards, trackers
 from art_patch.cli import options, output
-from art_patch.cli.commands.policies import find_engine
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
 from art_patch.errors import ConfigError, EngineError, MalformedFile
@@ -264,7 +263,7 @@ def evaluate(
             gate=suite.gate_config(settings),
         )
         judge, gate_judge = judging.limited_judges(settings)
-        engine = find_engine(settings, opened.ledger)
+        engine = pipeline.find_engine(settings, opened.ledger)
         if engine is None:
             raise EngineError("no engine is running, so nobody can be asked; start `art-patch serve` and try again")
         with output.bars(quiet=project.as_json) as progress:

@@ -5,28 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from threading import Event, Thread
 from typing import Annotated
 
 import typer
 
-from art_patch import notifications, pipeline, promotion, serving, store, types
+from art_patch import insights, notifications, pipeline, serving, store, types
 from art_patch.cli import output
-from art_patch.cli.followers import DryRun, Wait, followed, own_rewards, warn_if_worse
+from art_patch.cli.followers import DryRun, Wait, followed, warn_if_rejected_there, warn_if_worse
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Project, open_existing
-from art_patch.cli.policy_words import (
-    gate_in_words,
-    rejected_there,
-    signal_value,
-    time_left,
-    time_left_in_words,
-    warn_if_rejected_there,
-)
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
-from art_patch.errors import ArtPatchError, ConfigError, EngineError, GateRejected
+from art_patch.errors import ArtPatchError, GateRejected
 from art_patch.settings import Settings
 
 log = logging.getLogger("art_patch.serve")
@@ -63,53 +55,22 @@ def promote(
     One policy is tested at a time; `art-patch rollback` ends the test and rejects that policy. A retired policy may be
     tested again; to make one serve without a test, go back to it with `art-patch rollback --to`.
     """
-    if shadow and canary is not None:
-        raise ConfigError("--canary and --shadow exclude each other; a shadow can become a canary later")
-    if canary is not None and not 0 < canary <= 100:
-        raise ConfigError(f"--canary {canary:g} is no share of the sessions; give a percentage above 0 and up to 100")
     with project.opened() as (settings, opened):
-        ledger, who = opened.ledger, project.actor("promote")
-        state = "shadow" if shadow else "champion" if canary is None else "canary"
-        tested, before = state != "champion", ledger.route()
-        control = before.control_percent or promotion.control_group_to_come(ledger)
-        is_canary = canary is not None and (before.challenger, before.challenger_state) == (policy, "canary")
-        chosen = promotion.check_promotion(ledger, policy, state, percent=canary)
-        by_hand = ("its share changed" if is_canary else "tested") if tested else "promoted"
-        why = reason or f"{by_hand} by hand"
-        if is_canary and canary is not None:
-            # The engine serves a canary already; only its share in the route changes.
-            if not dry.dry_run:
-                promotion.change_share(ledger, policy, canary, who=who, reason=why)
-        elif (engine := find_engine(settings, ledger)) is None:
-            raise EngineError(
-                "no engine is running, so the policy cannot be proven; start `art-patch serve` and try again"
-            )
-        elif dry.dry_run:
-            pass  # whether the engine can serve it, only loading it shows
-        elif state != "champion":
-            promotion.challenge(ledger, engine, policy, state=state, percent=canary, who=who, reason=why)
-        else:
-            promotion.promote(ledger, engine, policy, who=who, reason=why)
-        route, following = ledger.route(), followed(opened, settings, wait=wait, dry=dry)
-        champion, rival = policy if state == "champion" else route.champion, before.champion or types.UPSTREAM_ARM
-        rewards = {} if tested else own_rewards(opened, rival, policy)
-    facts = {"champion": champion, "policy": policy, "state": state, "percent": canary, "control_percent": control}
-    facts |= {"rewards": rewards}
+        done = pipeline.promote_named(
+            settings, opened.ledger, policy, percent=canary, shadow=shadow, who=project.actor("promote"),
+            reason=reason, dry_run=dry.dry_run,
+        )  # fmt: skip
+        following = followed(opened, settings, wait=wait, dry=dry)
+        rival = done.before or types.UPSTREAM_ARM
+        rewards = insights.own_rewards(opened, rival, policy, now=time.time()) if done.state == "champion" else {}
+    facts = {"champion": done.champion, "policy": policy, "state": done.state, "percent": canary}
+    facts |= {"control_percent": done.control_percent, "rewards": rewards}
     if project.answered(facts | following.facts()):
         return following.end()
-    if state == "shadow":
-        said = f"is asked in the background what apps ask; {rival} serves"
-    elif state == "canary":
-        said = f"answers {canary or 0:g} % of the sessions, {rival} all others"
-        if control and not before.champion:  # beside a champion the control group stays as it is
-            said += f"; if it wins, {control:g} % of the sessions stay with upstream, as a control group"
-    else:
-        said = "serves"
-        if control:
-            said += f", but for {control:g} % of the sessions, the control group (`art-patch mode --control`)"
+    said = insights.promoted_in_words(done)
     output.stdout().print(f"{dry.head}[b]{policy}[/] {said}; {following.words()}", soft_wrap=True)
     warn_if_worse(rewards, rival, policy)
-    warn_if_rejected_there(chosen)
+    warn_if_rejected_there(done.policy)
     following.end()
 
 
@@ -125,21 +86,17 @@ def reject(
     Exit codes: 0 rejected; 19 there is no such policy; 14 it is the champion, or rejected already.
     """
     with project.opened() as (settings, opened):
-        ledger = opened.ledger
-        was, unloaded = promotion.check_promotion(ledger, policy, "rejected").state, False
-        if not dry.dry_run:
-            # Before the engine is asked, for the same reason as in a rollback.
-            promotion.reject(ledger, None, policy, who=project.actor("reject"), reason=reason)
-            unloaded = policy not in promotion.wanted(ledger) and unload(settings, ledger, policy)
-        route, following = ledger.route(), followed(opened, settings, wait=wait, dry=dry)
-    facts = {"champion": route.champion, "rejected": policy, "was": was, "unloaded": unloaded}
+        who = project.actor("reject")
+        done = pipeline.reject_named(settings, opened.ledger, policy, who=who, reason=reason, dry_run=dry.dry_run)
+        following = followed(opened, settings, wait=wait, dry=dry)
+    facts = {"champion": done.champion, "rejected": policy, "was": done.was, "unloaded": done.unloaded}
     if project.answered(facts | following.facts()):
         return following.end()
-    rest = "the engine unloaded it" if unloaded else "the engine did not have to unload it"
+    rest = "the engine unloaded it" if done.unloaded else "the engine did not have to unload it"
     if dry.dry_run:
         rest = "a running engine unloads it"
     output.stdout().print(
-        f"{dry.head}{policy} is rejected for good, was {was}; [b]{route.champion or 'upstream'}[/] serves; {rest}; "
+        f"{dry.head}{policy} is rejected for good, was {done.was}; [b]{done.champion or 'upstream'}[/] serves; {rest}; "
         f"{following.words()}",
         soft_wrap=True,
     )
@@ -153,7 +110,8 @@ def policies(context: typer.Context, project: Project) -> None:
         return
     with project.opened() as (_, opened):
         found, route = opened.ledger.policies(), opened.ledger.route()
-    if not project.answered({"policies": [asdict(each) | {"percent": _percent(each, route)} for each in found]}):
+    told = [asdict(each) | {"percent": insights.percent_of(each, route)} for each in found]
+    if not project.answered({"policies": told}):
         _print_policies(found, route, time.time())
 
 
@@ -177,7 +135,7 @@ def watch(
     settings = project.settings()
     opened, stop = open_existing(settings), Event()
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
-    config, who = canary_config(settings), project.actor("watch")
+    config, who = insights.canary_config(settings), project.actor("watch")
     seen: list[pipeline.WatchReport] = []
     decisions = pipeline.DecisionLog(opened.ledger)
 
@@ -187,11 +145,11 @@ def watch(
             report = _ended(opened, tested)
         # A report is printed when its reason changed; the metrics are printed at the beginning and the end.
         is_over = once or report.outcome != "goes on"
-        left = time_left(report, config)
+        left = insights.time_left(report, config)
         if not project.answered(asdict(report) | {"time_left": left}):
             _say_look(report, whole=is_over or not seen, news=not seen or report.reason != seen[-1].reason)
             if left is not None and (is_over or not seen):
-                output.say(time_left_in_words(left))
+                output.say(insights.time_left_in_words(left))
         seen.append(report)
         decisions.look()
         if is_over:
@@ -204,26 +162,6 @@ def watch(
     opened.close()
     if seen[-1].outcome == "rejected":
         raise typer.Exit(GateRejected.exit_code)
-
-
-def canary_config(settings: Settings) -> promotion.CanaryConfig:
-    """Return the rules of the canary test that the project's settings contain."""
-    return promotion.CanaryConfig(
-        min_sessions=settings.canary_sessions,
-        max_hours=settings.canary_hours,
-        margin=settings.canary_margin,
-        max_loss=settings.max_loss,
-        latency_ratio=settings.canary_latency_ratio,
-        rest_s=settings.canary_rest_s,
-        silence_s=settings.canary_silence_s,
-        ramp=promotion.RAMP if settings.canary_ramp else (),
-    )
-
-
-def find_engine(settings: Settings, ledger: store.Ledger, *, within_s: float = 5.0) -> serving.EngineClient | None:
-    """Return a client of the project's engine, or `None` if the engine does not answer within `within_s`."""
-    engine = serving.EngineClient.of_route(settings, ledger.route())
-    return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
 
 def watch_beside(
@@ -242,7 +180,7 @@ def watch_beside(
     """
 
     def watch(own: store.Store) -> None:
-        pipeline.watch(own, engine, canary_config(settings), who=who, stop=stop)
+        pipeline.watch(own, engine, insights.canary_config(settings), who=who, stop=stop)
 
     def upkeep(own: store.Store) -> None:
         def take(before: types.Route) -> bool:
@@ -278,32 +216,13 @@ def watch_beside(
     return threads
 
 
-def unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
-    """Ask the engine to unload a policy that gets no more calls; return whether it did."""
-    # Nothing is lost if this fails: the next promotion unloads what is not wanted.
-    with suppress(ConfigError, EngineError):
-        if (engine := find_engine(settings, ledger)) is not None:
-            engine.unload(rejected)
-            return True
-    return False
-
-
-def _percent(policy: types.Policy, route: types.Route) -> float | None:
-    """Return the percentage of the sessions that a policy answers, or `None` if it answers none."""
-    # The champion answers all sessions that the canary does not.
-    canary = (route.challenger_percent or 0.0) if route.challenger_state == "canary" else 0.0
-    if policy.name == route.champion:
-        return 100 - canary
-    return canary if canary and policy.name == route.challenger else None
-
-
 def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: float) -> None:
     if not found:
         output.stdout().print("no policies yet; start `art-patch serve --base MODEL`")
         return
     rows = [("policy", "state", "from", "made", "sessions")]
     for policy in found:
-        percent = _percent(policy, route)
+        percent = insights.percent_of(policy, route)
         made, sessions = f"{output.ago(now - policy.created_at)} ago", "" if percent is None else f"{percent:g} %"
         rows.append((policy.name, policy.state, _source(policy), made, sessions))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -314,8 +233,8 @@ def _print_policies(found: tuple[types.Policy, ...], route: types.Route, now: fl
         console.print(output.Text(line, style), soft_wrap=True)
         # Below, since beside the rest it would be a column of single words.
         if policy is not None and (gate := policy.metrics.get("gate")):
-            output.print_below(console, f"gate: {gate_in_words(gate)}")
-        if policy is not None and (by := rejected_there(policy)) is not None:
+            output.print_below(console, f"gate: {insights.gate_in_words(gate)}")
+        if policy is not None and (by := insights.rejected_there(policy)) is not None:
             output.print_below(console, f"rejected where it comes from, {by}")
 
 
@@ -349,7 +268,7 @@ def _print_signals(report: pipeline.WatchReport) -> None:
         shown = (str(report.metrics[arm][name]) for arm in ("challenger", "champion"))
         table.add_row(f"{name} calls" if name == "failed" else name, *shown, "", "", "", "")
     for name, signal in report.metrics["signals"].items():
-        both = (signal_value(name, signal[arm]) if arm in signal else "" for arm in ("challenger", "champion"))
+        both = (insights.signal_value(name, signal[arm]) if arm in signal else "" for arm in ("challenger", "champion"))
         # What the bets have won, and what proves it.
         proofs = (
             f"{signal[way]:.3g} of {signal[f'{way}_needed']:.3g}" if way in signal else ""

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import pipeline, policies, store, types
+from art_patch import insights, pipeline, policies, store, types
 from art_patch._lib.atomic_files import placing
 from art_patch.cli import output
-from art_patch.cli.commands.policies import find_engine
+from art_patch.cli.followers import warn_if_rejected_there
 from art_patch.cli.options import ActingProject
-from art_patch.cli.policy_words import rejected_there, warn_if_rejected_there
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import AdapterRejected, ConfigError, NotFound
 from art_patch.policies import Dtype
@@ -95,13 +94,13 @@ def import_policy(
     """
     _require(False)
     with project.opened() as (settings, opened):
-        engine, who = find_engine(settings, opened.ledger), project.actor("policies import")
+        engine, who = pipeline.find_engine(settings, opened.ledger), project.actor("policies import")
         found = pipeline.import_policy(
             opened, engine, settings.adapters, directory.absolute(), name=name, sha256=sha256, who=who
         )
     policy, origin = found.policy, found.policy.metrics[types.IMPORTED]
     facts = {"policy": policy.name, "state": policy.state, "rank": found.rank, "loaded": found.loaded}
-    facts |= {"rejected_there": rejected_there(policy), **origin}
+    facts |= {"rejected_there": insights.rejected_there(policy), **origin}
     if project.answered(facts):
         return
     tried = "the engine can load it" if found.loaded else "no engine runs that could try to load it"

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from art_patch import gate, pipeline, rewards, serving, store, types
+from art_patch import gate, insights, pipeline, rewards, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.commands.consent import host_of, tell_once
 from art_patch.cli.commands.notify import tell_people
-from art_patch.cli.commands.policies import canary_config
 from art_patch.cli.cycle_notes import in_log, noted
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
@@ -131,7 +130,7 @@ def retrain(
         gate=suite.gate_config(settings),
         promotion=settings.promotion,
         canary_percent=settings.canary_percent,
-        canary=canary_config(settings),
+        canary=insights.canary_config(settings),
         # `None` does not look at the apps at all.
         idle_minutes=idle_minutes if idle_only else None,
         keep_days=settings.keep_days,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from art_patch import pipeline, promotion, types
-from art_patch.cli import output
+from art_patch._lib.words import ago, counted, listed, seconds
 
 _TRAINING = {
     "from": ("start", "groups", "dead_groups", "within_noise", "trajectories", "demonstrations", "pairs", "rehearsed"),
@@ -33,7 +33,7 @@ def gate_in_words(gate: Any) -> str:
         words.append(f"{gate['scenarios']} scenarios")
     if gate.get("checks_failed"):  # of a gate elsewhere; here, the reason names the checks
         words.append(f"{gate['checks_failed']} of {gate['checks']} checks failed")
-    return output.listed(words, "-")
+    return listed(words, "-")
 
 
 def canary_in_words(canary: Any) -> str:
@@ -43,7 +43,7 @@ def canary_in_words(canary: Any) -> str:
         for name, one in (canary.get("signals") or {}).items()
         if one.keys() >= set(_ARMS)
     )
-    return "; ".join((f"{canary['verdict']} after {output.ago(3600 * (canary.get('hours') or 0.0))}", *signals))
+    return "; ".join((f"{canary['verdict']} after {ago(3600 * (canary.get('hours') or 0.0))}", *signals))
 
 
 def rejected_there(policy: types.Policy) -> str | None:
@@ -58,13 +58,6 @@ def rejected_there(policy: types.Policy) -> str | None:
         "canary test": f"by its canary test: {canary_in_words(canary)}" if canary else "by its canary test",
         "decision": "by a person, or because the champion changed while it was tested",
     }.get(evidence.get("rejected_by") or "", "for a reason that its manifest does not tell")
-
-
-def warn_if_rejected_there(policy: types.Policy | None) -> None:
-    """Say so if an imported policy was rejected in the project that it comes from."""
-    if policy is not None and (by := rejected_there(policy)) is not None:
-        said = f"[red]careful[/]: {policy.name} was [b]rejected[/] where it comes from, {output.escape(by)}"
-        output.stderr().print(said, soft_wrap=True)
 
 
 def signal_value(signal: str, value: float) -> str:
@@ -96,12 +89,12 @@ def time_left(report: pipeline.WatchReport, config: promotion.CanaryConfig) -> t
 
 def time_left_in_words(left: types.JSON) -> str:
     """Return what `time_left` found in words."""
-    hours, least, most = left["hours"], left["hours_at_least"], output.ago(3600 * left["hours_at_most"])
+    hours, least, most = left["hours"], left["hours_at_least"], ago(3600 * left["hours_at_most"])
     if hours is not None and hours > left["hours_at_most"]:
-        return f"time left: {most}, and a proof would take {output.ago(3600 * hours)} at this pace"
+        return f"time left: {most}, and a proof would take {ago(3600 * hours)} at this pace"
     if hours is not None:
-        return f"time left: about {output.ago(3600 * hours)}, if it goes on like this; at most {most}"
-    begun = f"at least {output.ago(3600 * least)}, until there are sessions enough; " if least else ""
+        return f"time left: about {ago(3600 * hours)}, if it goes on like this; at most {most}"
+    begun = f"at least {ago(3600 * least)}, until there are sessions enough; " if least else ""
     return f"time left: {begun}at most {most}; nothing points to a winner yet"
 
 
@@ -127,6 +120,43 @@ def _number(key: str, value: Any) -> str:
     if key.endswith("_nats"):
         name, unit = key.removesuffix("_nats"), " nats"
     elif key.endswith("_s") and key.startswith("took"):
-        return f"took {output.seconds(value)}"
+        return f"took {seconds(value)}"
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
     return f"{name.replace('_', ' ')} {shown}{unit}"
+
+
+def promoted_in_words(done: pipeline.Promoted) -> str:
+    """Return what a promotion, or the begin of a test, brings: the policy's name stands before it."""
+    rival, control = done.before or types.UPSTREAM_ARM, done.control_percent
+    if done.state == "shadow":
+        return f"is asked in the background what apps ask; {rival} serves"
+    if done.state == "canary":
+        said = f"answers {done.percent or 0:g} % of the sessions, {rival} all others"
+        if control and not done.before:  # beside a champion the control group stays as it is
+            said += f"; if it wins, {control:g} % of the sessions stay with upstream, as a control group"
+        return said
+    if control:
+        return f"serves, but for {control:g} % of the sessions, the control group (`art-patch mode --control`)"
+    return "serves"
+
+
+def rolled_back_in_words(done: pipeline.RolledBack) -> tuple[str, str]:
+    """Return what becomes of the policy whose test has ended, empty without one, and who answers."""
+    serves = f"{done.target} {'answers every session' if done.target == done.before else 'serves again'}"
+    if done.target == done.before and done.test_ended is None:
+        serves = f"nothing to do: {done.target} answers already"
+    if not done.test_ended:
+        return "", serves
+    return f"{done.test_ended} {'is trained on' if done.state == 'learner' else f'is {done.state}'}", serves
+
+
+def worse_in_words(rewards: Mapping[str, Mapping[str, float]], before: str, target: str) -> str | None:
+    """Return that users and the app gave the runs of `target` lower rewards than those of `before`, if they did.
+
+    `rewards` is what `own_rewards` returned of both.
+    """
+    if before not in rewards or target not in rewards or rewards[target]["reward"] >= rewards[before]["reward"]:
+        return None
+    counts = {name: counted(int(rewards[name]["runs"]), "run", "runs") for name in (target, before)}
+    each = [f"{name} {rewards[name]['reward']:.3f} in {count}" for name, count in counts.items()]
+    return f"by the app's own rewards that is worse: {' against '.join(each)}"

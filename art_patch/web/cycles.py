@@ -1,0 +1,160 @@
+"""Updates and cycles: what the last ones did, how far the one is that runs, and what the next one waits for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from pydantic import Field
+
+from art_patch import insights, pipeline
+from art_patch.errors import NotFound
+from art_patch.types import JSON
+from art_patch.web import cycle_actions
+from art_patch.web.gates import gate_facts, scale_of
+from art_patch.web.projects import Asked, Query
+
+_FRESH_S = 2.0
+_LOG_LINES = 40
+_MOST_STEPS = 300  # that a curve shows; of more, every n-th
+CURVES = (
+    ("loss", "Loss", ""),
+    ("kl_nats", "KL", "to what the recorded answers were sampled from, nats a token"),
+    ("entropy_nats", "Entropy", "nats a token"),
+    ("clip_fraction", "Clip fraction", "share of the tokens"),
+    ("grad_norm", "Gradient norm", ""),
+    ("tokens_per_s", "Tokens per second", ""),
+)
+"""Name in the history of an update, title of its curve, and a note."""
+
+_GATES = ("gate", "upstream_gate")
+
+
+class CyclesQuery(Query):
+    """Which cycles are listed."""
+
+    before: str = Field("", description="Id of a cycle: those before it are listed.")
+    limit: int = Field(25, ge=1, le=200, description="Number of cycles.")
+
+
+def facts(asked: Asked) -> JSON:
+    """Return the list's facts."""
+    directory, query = asked.settings.directory, asked.query
+    ids = [key for key in insights.cycle_ids(directory) if not query.before or key < query.before]
+    found = [report for key in ids[: query.limit] if (report := insights.cycle_report(directory, key)) is not None]
+    return {
+        "running": running(asked),
+        "waits": asked.project.kept("waits", _FRESH_S, lambda: insights.waits_for(asked.settings, asked.store)),
+        "log": insights.job_log(directory),
+        "log_lines": insights.job_log_tail(directory, limit=_LOG_LINES),
+        "last_retrain": pipeline.last_retrain(directory),
+        "cycles": [{key: value for key, value in each.items() if key != "metrics"} for each in found],
+        "by_cycle": _by_cycle(found[::-1]),
+        "directory": str(directory),
+        "older": ids[query.limit - 1] if len(ids) > query.limit else None,
+    }
+
+
+def running(asked: Asked) -> JSON | None:
+    """Return the cycle that runs, with its stages so far; one that a page has just started may have none yet."""
+    now, found = asked.now, pipeline.read_running(asked.settings.directory)
+    if found is None:
+        return {"who": None, "since": None, "stages": []} if cycle_actions.is_starting(asked.project) else None
+    stages = [
+        {"name": name, "done": its["done"], "total": its["total"], "took_s": _end(its, now) - its["since"]}
+        for name, its in cast("dict[str, Any]", found["stages"]).items()
+    ]
+    return {"who": found["who"], "since": found["began_at"], "stages": stages}
+
+
+def _end(stage: JSON, now: float) -> float:
+    return stage["at"] if stage["done"] >= stage["total"] else max(now, stage["since"])
+
+
+def _by_cycle(found: list[JSON]) -> JSON:
+    """Return what each cycle learned from and what its gate saw, oldest first, for a chart."""
+    series: dict[str, list[float | None]] = {"reward of the groups": [], "candidate": [], "champion": []}
+    for each in found:
+        train, gate = (_part(each["metrics"], name) for name in ("train", "gate"))
+        series["reward of the groups"].append(_number(train.get("mean_reward")))
+        for name in ("candidate", "champion"):
+            series[name].append(_number(gate.get(name)))
+    told = {name: its for name, its in series.items() if any(value is not None for value in its)}
+    return {"x": [each["began_at"] for each in found], "series": told}
+
+
+def one(asked: Asked) -> JSON:
+    """Return the facts of one cycle."""
+    key, directory = asked.ids["id"], asked.settings.directory
+    # Only an id that is there: it becomes a part of a path.
+    report = insights.cycle_report(directory, key) if key in insights.cycle_ids(directory) else None
+    if report is None:
+        raise NotFound(f"there is no cycle {key!r}; `art-patch cycles` lists them")
+    metrics: dict[str, Any] = report["metrics"]
+    candidate = asked.store.ledger.policy(report["candidate"]) if report.get("candidate") else None
+    train = _part(metrics, "train")
+    trips: Any = _part(dict(candidate.metrics), "train").get("round_trips") if candidate is not None else None
+    gates = {name: found for name in _GATES if (found := gate_facts(metrics.get(name))) is not None}
+    return report | {
+        "timeline": _timeline(report["stages_s"]),
+        "lines": {stage: _lines(values) for stage, values in metrics.items()},
+        "curves": _curves(train.get("history")),
+        "round_trips": trips,
+        "candidate_state": candidate.state if candidate is not None else None,
+        "gates": gates,
+        "scale": scale_of(gates.values()),
+        "report": str(directory / "cycles" / f"{key}.md"),
+    }
+
+
+def start(asked: Asked) -> JSON:
+    """Return what would happen if a cycle were started now."""
+    command, log = cycle_actions.command_of(asked.settings), asked.settings.directory / insights.JOB_LOG
+    return {
+        "refused": cycle_actions.why_not(asked.project),
+        "waits": insights.waits_for(asked.settings, asked.store),
+        "command": " ".join(command[command.index("art_patch") + 1 :]),
+        "log": str(log),
+    }
+
+
+def _timeline(stages_s: JSON) -> list[JSON]:
+    """Return the stages one after the other: where each begins and how long it is, as shares of all."""
+    whole, begin, found = sum(stages_s.values()), 0.0, list[JSON]()
+    for name, seconds in stages_s.items():
+        share = seconds / whole if whole else 0.0
+        found.append({"name": name, "seconds": seconds, "begin": begin, "share": share})
+        begin += share
+    return found
+
+
+def _lines(values: Any) -> list[str]:
+    """Return the metrics of a stage as `art-patch cycles show` prints them, a line for each."""
+    if not isinstance(values, dict):
+        return [str(values)]
+    its = cast("dict[str, Any]", values)
+    shown = (pipeline.metrics_line({key: value}) for key, value in its.items() if key not in pipeline.LONG)
+    return [line for line in shown if line]
+
+
+def _curves(history: Any) -> JSON:
+    """Return the numbers of an update's steps; `steps` has the numbers of the steps that are shown."""
+    steps: list[Any] = [each for each in history or () if isinstance(each, dict)] if isinstance(history, list) else []
+    every = math.ceil(len(steps) / _MOST_STEPS) if steps else 1
+    shown = [*enumerate(steps, 1)][::every]
+    values = {name: [_number(step.get(name)) for _, step in shown] for name, _, _ in CURVES}
+    told = [
+        {"name": name, "title": title, "note": note, "values": values[name]}
+        for name, title, note in CURVES
+        if any(value is not None for value in values[name])
+    ]
+    return {"steps": [number for number, _ in shown], "of": len(steps), "curves": told}
+
+
+def _part(metrics: JSON, name: str) -> dict[str, Any]:
+    found: Any = metrics.get(name)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

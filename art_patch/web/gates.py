@@ -1,0 +1,79 @@
+"""What a page shows of a gate: its numbers, and the ends of the pictures' scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from art_patch import gate as gate_test
+from art_patch import insights
+from art_patch.store import Store
+from art_patch.types import JSON
+
+_LEAST_SCALE = 0.05
+_MOST_SHOWN = 8  # held-out scenarios that were lost, and won
+
+
+def gate_facts(gate: Any) -> JSON | None:
+    """Return what a page shows of a gate's metrics; `None` without a gate.
+
+    A gate that stopped early has compared nothing: its `difference` is `None`.
+    """
+    its: dict[str, Any] = dict(gate) if isinstance(gate, dict) else {}
+    if not its:
+        return None
+    gains: list[JSON] = [dict(each) for each in its.get("gains") or ()]
+    difference, bound = _number(its.get("difference")), _number(its.get("lower_bound"))
+    is_whole = difference is not None and bound is not None
+    margin = float((its.get("config") or {}).get("margin", 0.0))
+    judge = gains[0] if gains else {}
+    return {
+        "words": insights.gate_in_words(its),
+        "difference": difference if is_whole else None,
+        "bound": bound,
+        "low": min(judge.get("low", bound), bound) if is_whole else None,
+        "high": max(judge.get("high", difference), difference) if is_whole else None,
+        "margin": margin,
+        "proven": bound is not None and bound > margin + gate_test.TIE,
+        **{name: its.get(name) for name in ("candidate", "champion", "scenarios", "users", "judge", "rubric")},
+        "gains": gains,
+        "checks": [dict(each) for each in its.get("checks") or ()],
+        "ruined": [str(key) for key in its.get("ruined") or ()],
+        "results": [dict(each) for each in its["results"]] if "results" in its else None,
+        "more_needed": its.get("more_needed"),
+        "left": dict(its.get("left") or {}),
+    }
+
+
+def prompts(gate: JSON | None, opened: Store) -> JSON | None:
+    """Return the held-out scenarios that a candidate lost and won most, each with a run of it and its first words.
+
+    `None` if the gate's release did not keep the results of single scenarios.
+    """
+    if gate is None or gate["results"] is None:
+        return None
+    by_loss = [each | {"difference": each["candidate"] - each["champion"]} for each in gate["results"]]
+    lost = [each for each in by_loss if each["difference"] < -gate_test.TIE]
+    won = [each for each in by_loss if each["difference"] > gate_test.TIE][::-1]
+    shown = {"lost": lost[:_MOST_SHOWN], "won": won[:_MOST_SHOWN]}
+    groups = [each["group"] for its in shown.values() for each in its]
+    runs = {key: found[0].runs[:1] for key in groups if (found := opened.browse.groups_like(key, limit=1))}
+    keys = [run for its in runs.values() for run in its]
+    openings = {each.id: each.opening for each in opened.browse.summaries(keys, openings=True)}
+
+    def with_run(each: JSON) -> JSON:
+        run = next(iter(runs.get(each["group"], ())), None)
+        return each | {"run": run if run in openings else None, "opening": openings.get(run or "")}
+
+    counts = {"lost": len(lost), "won": len(won), "even": len(by_loss) - len(lost) - len(won)}
+    return {name: [with_run(each) for each in its] for name, its in shown.items()} | {"counts": counts}
+
+
+def scale_of(gates: Iterable[JSON | None]) -> float:
+    """Return where the scale of all these gates' pictures ends, on both sides of 0."""
+    ends = [abs(gate[end]) for gate in gates if gate and gate["difference"] is not None for end in ("low", "high")]
+    return max(_LEAST_SCALE, *ends) if ends else _LEAST_SCALE
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
