@@ -33,8 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,6 +49,7 @@ from art_patch.settings import Settings, load_settings  # noqa: E402
 from art_patch.store import Store, open_store  # noqa: E402
 from art_patch.types import Group, Judgement, Policy, Score, Trajectory, TrajectoryInfo  # noqa: E402
 from tests.benchmarks.samples import TEXT, small_run  # noqa: E402
+from tests.benchmarks.stub import ASK  # noqa: E402
 from tests.support.benchmark_report import Target, finish, percentile, say  # noqa: E402
 
 TARGETS = (
@@ -133,14 +134,11 @@ def fill(store: Store, calls: int, now: float) -> None:
             say(f"  {start * CALLS_A_RUN:,} calls")
     for key in groups[:2_000]:
         store.ledger.add_judgement(
-            Judgement(
-                new_id(), key, now - rng.random() * AGE_S, "judge", "r1", "cycle", "scored", calls=1, cost_usd=0.01
-            )
+            Judgement(new_id(), key, now - rng.random() * AGE_S, "judge", "r1", "score", "ok", calls=1, cost_usd=0.01)
         )
     for start in range(0, len(groups) - 200, 500):
         store.ledger.set_groups(groups[start : start + 500], "trained", policy=f"agent@{1 + start % 29}")
-    while store.search.extend(thorough=True):
-        pass
+    store.search.extend(thorough=True)
 
 
 # --- the server ---
@@ -175,9 +173,10 @@ class Running:
         self.link: str = next(iter(first["links"].values()))
         self.project = settings.project
 
-    def client(self) -> httpx.Client:
+    def client(self, **how: Any) -> httpx.Client:
         """A client with the link's cookie."""
-        client = httpx.Client(base_url=self.url, headers={"origin": self.url}, timeout=120, follow_redirects=True)
+        headers = {"origin": self.url}
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=120, follow_redirects=True, **how)
         assert client.post("/enter", data={"token": urlsplit(self.link).fragment}).status_code == 200
         return client
 
@@ -271,21 +270,13 @@ def browser(settings: Settings) -> dict[str, Any]:
                 page.wait_for_selector("h1:has-text('Overview')")
                 page.wait_for_load_state("load")
                 seen.clear()
-                context.clear_cookies(name="nothing")
                 session = context.new_cdp_session(page)
                 session.send("Network.clearBrowserCache")
                 page.goto(f"{server.url}/p/{server.project}/", wait_until="load")
-                times.append(
-                    float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-                )
-                sizes.append(
-                    sum(
-                        sum(each.sizes()[k] for k in ("responseBodySize", "responseHeadersSize"))
-                        for each in seen
-                        if "/live" not in each.url
-                    )
-                    / 1024
-                )
+                paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                times.append(float(page.evaluate(paints)))
+                loaded = [each.sizes() for each in seen if "/live" not in each.url]
+                sizes.append(sum(each["responseBodySize"] + each["responseHeadersSize"] for each in loaded) / 1024)
                 elsewhere += sum(not each.url.startswith(server.url) for each in seen)
                 context.close()
     return {"first_kib": max(sizes), "first_ms": statistics.median(times), "first_elsewhere": elsewhere}
@@ -316,83 +307,87 @@ def live(settings: Settings, times: int = 8) -> dict[str, Any]:
 
 
 APP = """
-import os, statistics, sys, time
+import json, statistics, sys, time
 import art_patch as art, openai
 art.patch(mode="record")
-client = openai.OpenAI(api_key="k", base_url=sys.argv[1])
+client = openai.OpenAI(api_key="k", base_url=sys.argv[1], max_retries=0)
+ask = json.loads(sys.argv[2])
 for line in sys.stdin:
     took = []
     for _ in range(int(line)):
         began = time.perf_counter()
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello " * 200}])
+        client.chat.completions.create(**ask)
         took.append(time.perf_counter() - began)
+        time.sleep(0.02)
+    assert art.flush(60)
     print(statistics.median(took), flush=True)
 """
 
 
 @contextmanager
-def readers(server: Running, count: int) -> Iterator[None]:
-    """So many open live streams, each of which asks for the page again after each event, as a browser does."""
-    stop, threads = threading.Event(), list[threading.Thread]()
-    client = server.client()
+def readers(server: Running, client: httpx.Client, count: int) -> Generator[None]:
+    """So many open live streams; who reads one asks for the page again after an event, as a browser does."""
+    stop, streams = threading.Event(), list[httpx.Response]()
 
-    def read() -> None:
-        with client.stream("GET", f"/p/{server.project}/live", timeout=None) as stream:
+    def read(stream: httpx.Response) -> None:
+        with suppress(httpx.HTTPError, httpx.StreamError):
             for line in stream.iter_lines():
                 if stop.is_set():
                     return
                 if line.startswith("event:"):
                     client.get(f"/p/{server.project}/")
 
-    for _ in range(count):
-        threads.append(threading.Thread(target=read, daemon=True))
-        threads[-1].start()
-    try:
+    with ExitStack() as stack:
+        for _ in range(count):
+            asked = client.build_request("GET", f"/p/{server.project}/live", timeout=None)
+            streams.append(stream := client.send(asked, stream=True))
+            stack.callback(stream.close)
+            threading.Thread(target=read, args=(stream,), daemon=True).start()
         yield
-    finally:
         stop.set()
 
 
-def added(home: Path, rounds: int = 8, calls: int = 150) -> dict[str, Any]:
+def added(home: Path, rounds: int = 10, calls: int = 100) -> dict[str, Any]:
     """Recorded calls with and without readers, in turns. The server runs all the time."""
-    from tests.benchmarks.stub import serving
-    from tests.support.replies import completion  # noqa: F401 - only to fail early where it is missing
-
     settings = load_settings(home=home, project="readers")
     took: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as stack:
-        url = stack.enter_context(serving())
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "ART_PATCH_HOME": str(home),
-            "ART_PATCH_PROJECT": "readers",
-        }
-        app = subprocess.Popen(
-            [sys.executable, "-c", APP, f"{url}/v1"],
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "ART_PATCH_HOME": str(home)}
+        stub = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.stub"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
+        stack.callback(stub.kill)
+        assert stub.stdout is not None
+        url = f"http://127.0.0.1:{stub.stdout.readline().strip()}/v1"
+        app = subprocess.Popen(
+            [sys.executable, "-c", APP, url, json.dumps(ASK)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment | {"ART_PATCH_PROJECT": "readers"},
+        )  # fmt: skip
         stack.callback(app.kill)
-        assert app.stdin is not None and app.stdout is not None
 
         def turn() -> float:
-            app.stdin.write(f"{calls}\n")  # type: ignore[union-attr]
-            app.stdin.flush()  # type: ignore[union-attr]
-            return float(app.stdout.readline())  # type: ignore[union-attr]
+            assert app.stdin is not None
+            assert app.stdout is not None
+            app.stdin.write(f"{calls}\n")
+            app.stdin.flush()
+            return float(app.stdout.readline())
 
         turn()
-        time.sleep(2)  # until the store is there
+        server = stack.enter_context(running(settings))
+        limits = httpx.Limits(max_connections=100)
+        client = stack.enter_context(server.client(limits=limits))
         for number in range(rounds):
-            server = stack.enter_context(running(settings)) if number == 0 else server  # noqa: F821
             for watched in (True, False) if number % 2 else (False, True):
-                if watched:
-                    with readers(server, 10):
-                        time.sleep(1)
-                        took[True].append(turn())
-                else:
-                    took[False].append(turn())
+                with readers(server, client, 10) if watched else nullcontext():
+                    time.sleep(1)
+                    took[watched].append(turn())
     pairs = [a / b for a, b in zip(took[True], took[False], strict=True)]
     say(f"  ratios {', '.join(f'{each:.2f}' for each in pairs)}")
     return {"readers_ratio": statistics.median(pairs), "readers_call_us": statistics.median(took[False]) * 1e6}
@@ -427,20 +422,22 @@ def over_stores(home: Path, databases: Sequence[str], only: Sequence[str], calls
             if name == "postgresql":
                 from tests.support.postgres import new_server
 
-                url = stack.enter_context(new_server(home / "postgres"))
+                server = new_server()
+                stack.callback(server.end)
+                url = server.url(server.new_database())
             settings = load_settings(home=home, project=f"web-{name}", store=url)
             settings.directory.mkdir(parents=True, exist_ok=True)
             with closing(open_store(settings.store_url, project=settings.project)) as store:
-                if not store.browse.ids_are_there():
+                if store.changes.first_call_at() is None:
                     say(f"{name}: writing {calls:,} calls")
                     fill(store, calls, time.time())
             for part, measure in (("pages", pages), ("browser", browser), ("live", live)):
-                if part in only and (part == "pages" or name == databases[0]):
-                    say(f"{name}: {part}")
-                    found = measure(settings)
-                    metrics |= {f"{key}_{name}": value for key, value in found.items()}
-                    for key, value in found.items():
-                        metrics[key] = max(value, metrics.get(key, 0)) if isinstance(value, float | int) else value
+                if part not in only or (part != "pages" and name != databases[0]):
+                    continue
+                say(f"{name}: {part}")
+                found = measure(settings)
+                metrics |= {f"{key}_{name}": value for key, value in found.items()}
+                metrics |= {key: max(value, metrics.get(key, 0)) for key, value in found.items()}
     return metrics
 
 
