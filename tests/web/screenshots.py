@@ -38,7 +38,8 @@ def main() -> None:
             page.wait_for_url("**/p/support-bot/")
             found = {"overview": "/p/support-bot/"}
             for link in page.eval_on_selector_all("header nav a", "links => links.map(link => link.pathname)"):
-                found.setdefault(link.rstrip("/").rpartition("/")[2], link)
+                if link not in found.values():
+                    found[link.rstrip("/").rpartition("/")[2]] = link
             for path in list(found.values()):
                 page.goto(server.url + path)
                 for link in page.eval_on_selector_all("main a[href]", "links => links.map(link => link.pathname)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -154,3 +155,28 @@ def test_an_open_page_shows_what_is_recorded_meanwhile(server: Served, browser: 
         store.write(small_run(1, 10, began=time.time()))
     page.wait_for_function("before => document.querySelector('[data-fact=Calls]').textContent !== before", arg=before)
     context.close()
+
+
+def test_a_page_that_nobody_looks_at_gives_its_connection_back(server: Served, browser: Browser, state: Any):
+    """A browser has six connections to a server, for all of its tabs; a seventh page could not be loaded."""
+    context = browser.new_context(storage_state=state)
+    pages = [context.new_page() for _ in range(8)]
+    for page in pages:
+        page.goto(f"{server.url}/p/shop/")
+        page.wait_for_selector("#live:has-text('Live')")
+        # What a browser does with a tab that is behind another one; here all of them are in front.
+        page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    pages[0].evaluate("delete document.hidden")
+    pages[0].evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    pages[0].wait_for_selector("#live:has-text('Live')")
+    context.close()
+
+
+def test_the_kinds_of_events_are_the_same_on_both_sides():
+    from art_patch.web.app import STATIC
+    from art_patch.web.live import KINDS
+
+    found = re.search(r"const KINDS = (\[.*?\]);", (STATIC / "page.js").read_text())
+    assert found is not None
+    assert tuple(json.loads(found[1])) == KINDS

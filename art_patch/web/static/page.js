@@ -1,6 +1,8 @@
 "use strict";
 // What pages need beside htmx: charts, the state of the live stream, the one-time link, and keys.
 
+const KINDS = ["calls", "scores", "groups", "moves", "cycle", "apps", "sums"]; // of events, as `live.py` has them
+
 const COLOURS = ["#2563eb", "#d97706", "#16a34a", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626"];
 
 function colour(name, index) {
@@ -104,15 +106,41 @@ function remember(root) {
   }
 }
 
+/** Tell the parts of the page that name an event in `hx-trigger`, such as `sse:calls`, that it came. */
+function tell(kind) {
+  for (const part of document.querySelectorAll(`[hx-trigger*="sse:${kind}"]`)) htmx.trigger(part, `sse:${kind}`);
+}
+
+/** Follow the server's events while somebody looks: a browser has six connections to a server, for all of its tabs. */
+function follow() {
+  const address = document.body.dataset.live;
+  if (address === undefined) return;
+  let source = null;
+  const open = () => {
+    source = new EventSource(address);
+    source.addEventListener("open", () => live("Live"));
+    source.addEventListener("error", () => live("Not live; trying again"));
+    for (const kind of KINDS) source.addEventListener(kind, () => tell(kind));
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      source?.close();
+    } else {
+      open();
+      KINDS.forEach(tell); // whatever came meanwhile
+    }
+  });
+  if (!document.hidden) open();
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   enterByLink();
+  follow();
   drawAll(document);
   remember(document);
   for (const field of document.querySelectorAll("[data-here]")) field.value = location.origin + field.value;
 });
 document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt.parentNode || document));
 document.addEventListener("keydown", pressKey);
-document.addEventListener("htmx:sseOpen", () => live("Live"));
-document.addEventListener("htmx:sseError", () => live("Not live; trying again"));
 window.addEventListener("resize", () => drawAll(document));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document));
