@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from pydantic import Field
 
@@ -157,7 +158,7 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _text(text: str, full: bool, longest: int = _LONGEST_TEXT) -> JSON:
+def _text(text: str, full: bool, longest: int = _LONGEST_TEXT) -> dict[str, Any]:
     kept = text if full else text[:longest]
     return {"text": kept, "left": len(text) - len(kept)}
 

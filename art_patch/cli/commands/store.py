@@ -215,18 +215,16 @@ def erase(
     them and says what to do.
     """
     with project.opened() as (settings, opened):
-        subject = {"user": user, "session": session, "trajectory": trajectory}
+        run = partial(insights.erase, settings, opened, user=user, session=session, trajectory=trajectory)
         # First only counted, for the question; it also refuses more than one subject.
-        done = insights.erase(settings, opened, **subject, dry_run=True)
+        done = run(dry_run=True)
         if not dry_run:
             # Without a row there is nothing to ask about; what apps have not written yet is kept out.
             if done.erasure.found and not output.confirmed(f"{done.sentence}. Delete it?", yes=yes):
                 output.stdout().print("nothing was deleted")
                 return
             with output.bars(quiet=project.as_json) as progress:
-                done = insights.erase(
-                    settings, opened, **subject, who=project.actor("erase"), progress=progress.counts("erase")
-                )
+                done = run(who=project.actor("erase"), progress=progress.counts("erase"))
     if project.answered(done.facts()):
         return
     for line in done.lines(now=time.time()):
