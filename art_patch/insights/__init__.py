@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         waits_for,
     )
     from art_patch.insights.erasing import ErasureReport, erase
-    from art_patch.insights.one_group import STATES, WAYS, group_facts, state_in_words, way_in_words
+    from art_patch.insights.one_group import STATES, WAYS, best_first, group_facts, state_in_words, way_in_words
     from art_patch.insights.origins import settings_in_force
     from art_patch.insights.policy_story import NOT_ON_RECORD, PolicyStory, story_of
     from art_patch.insights.policy_tests import canary_config, own_rewards, percent_of, running_test

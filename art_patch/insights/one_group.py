@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -47,7 +47,7 @@ def way_in_words(how: str) -> str:
 def group_facts(
     opened: store.Store, one: store.GroupFacts, *, openings: bool = True, most: int | None = None
 ) -> dict[str, Any]:
-    """Return a group with its siblings, the best reward first, their scores and the judgements.
+    """Return a group with its siblings, their scores and the judgements.
 
     The scores are those that were given in this group, or by users and code, oldest first. `openings` adds the first
     words of the user, which is slow; at most `most` siblings are read.
@@ -55,7 +55,7 @@ def group_facts(
     runs = one.runs[:most]
     summaries = opened.browse.summaries(runs, openings=openings)
     scores = opened.groups.scores(runs)
-    siblings = [
+    siblings: list[dict[str, Any]] = [
         {
             **asdict(each),
             "status": each.status,
@@ -63,5 +63,9 @@ def group_facts(
         }
         for each in summaries
     ]
-    siblings.sort(key=lambda run: (-2.0 if run["reward"] is None else -run["reward"], run["id"]))
     return asdict(one) | {"siblings": siblings}
+
+
+def best_first(siblings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the siblings of a group by their rewards, those without one first."""
+    return sorted(map(dict, siblings), key=lambda run: (-2.0 if run["reward"] is None else -run["reward"], run["id"]))

@@ -65,7 +65,7 @@ def one(asked: Asked) -> JSON:
         raise NotFound(f"there is no group {key!r}; the list of groups has their ids")
     (group,) = found
     its = insights.group_facts(opened, group, openings=False, most=_MOST_SIBLINGS)
-    siblings: list[dict[str, Any]] = its["siblings"]
+    siblings = insights.best_first(its["siblings"])
     taught: defaultdict[str, list[JSON]] = defaultdict(list)
     for each in opened.groups.taught(group.id, group.runs[:_MOST_SIBLINGS]):
         taught[each.trajectory_id].append(asdict(each))
@@ -75,6 +75,7 @@ def one(asked: Asked) -> JSON:
         sibling["taught"] = taught[sibling["id"]]
         sibling["both_ways"] = _ranked(ways, sibling["id"])
     return its | {
+        "siblings": siblings,
         "means": _means(group.state),
         "way": insights.way_in_words(group.how),
         "siblings_cut": max(0, len(group.runs) - _MOST_SIBLINGS),
@@ -108,4 +109,4 @@ def _compared(opened: store.Store, siblings: list[dict[str, Any]], query: GroupQ
     if wrong := [key for key in (left, right) if key not in ids]:
         raise NotFound(f"{wrong[0]!r} is no sibling of this group")
     whole = {each.id: transcript(each) for each in opened.read.trajectories([left, right])}
-    return {"left": left, "right": right} | compared(whole.get(left, ()), whole.get(right, ()))
+    return {"left": left, "right": right, **compared(whole.get(left, ()), whole.get(right, ()))}

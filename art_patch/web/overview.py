@@ -57,7 +57,9 @@ def _approvals(store: Store) -> list[JSON]:
 def _faults(asked: Asked) -> list[JSON] | None:
     """Return what the doctor found lately that is red or yellow, the red first; `None` until it has looked once."""
     found = examined_before(asked)
-    return found and [one for level in ("bad", "warn") for one in found["findings"] if one["level"] == level]
+    if found is None:
+        return None
+    return [one for level in ("bad", "warn") for one in found["findings"] if one["level"] == level]
 
 
 def _periods(asked: Asked) -> list[JSON]:

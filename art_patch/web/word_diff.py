@@ -49,9 +49,9 @@ def pieces_of(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
     """Return both texts in pieces, each the `same` in both texts or `only` in one."""
     words = [_WORD.findall(text) for text in (left, right)]
     # Words are compared without the space after them. The matcher's own rule for frequent words bounds its time.
-    bare = [[word.strip() for word in side] for side in words]
+    before, after = ([word.strip() for word in side] for side in words)
     found: tuple[list[Piece], list[Piece]] = ([], [])
-    for kind, begin, end, other_begin, other_end in SequenceMatcher(None, *bare).get_opcodes():
+    for kind, begin, end, other_begin, other_end in SequenceMatcher(None, before, after).get_opcodes():
         for side, (start, stop) in enumerate(((begin, end), (other_begin, other_end))):
             if start < stop:
                 found[side].append(("same" if kind == "equal" else "only", "".join(words[side][start:stop])))
@@ -63,11 +63,7 @@ def said(message: Mapping[str, Any]) -> str:
     parts = [message.get("reasoning_content") or message.get("reasoning"), message.get("refusal")]
     content: Any = message.get("content")
     if isinstance(content, list):  # parts: texts and pictures
-        of_parts = cast("list[Any]", content)
-        content = "\n".join(
-            str(part.get("text") or f"[{part.get('type', 'part')}]") if isinstance(part, dict) else str(part)
-            for part in cast("list[dict[str, Any]]", of_parts)
-        )
+        content = "\n".join(map(_of_part, cast("list[Any]", content)))
     parts.append(content)
     for call in message.get("tool_calls") or ():
         function: Any = cast("Mapping[str, Any]", call).get("function") or {}
@@ -75,6 +71,13 @@ def said(message: Mapping[str, Any]) -> str:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         parts.append(f"{function.get('name', '?')}({text})")
     return "\n".join(str(part) for part in parts if part)
+
+
+def _of_part(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    its = cast("Mapping[str, Any]", part)
+    return str(its.get("text") or f"[{its.get('type', 'part')}]")
 
 
 def _pair(left: JSON | None, right: JSON | None) -> JSON:

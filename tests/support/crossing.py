@@ -98,7 +98,7 @@ READS: dict[str, Attempt] = {
     "read.apps": lambda s: s.read.apps(since=0.0),
     "read.counts": lambda s: s.read.counts(),
     "changes.first_call_at": lambda s: s.changes.first_call_at(),
-    "changes.marks": lambda s: s.changes.marks(),
+    "changes.marks": lambda s: s.changes.marks() | {"moves": s.changes.marks()["moves"][0]},  # not when it was written
     "browse.ids": lambda s: s.browse.ids(EVERYTHING),
     "browse.ids of a user": lambda s: s.browse.ids(Filter(user="u")),
     "browse.ids of a group": lambda s: s.browse.ids(Filter(group="zebra-run-group")),

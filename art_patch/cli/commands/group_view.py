@@ -52,7 +52,7 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(grid)
     if not facts["siblings"]:
         console.print("\nnone of its runs is in the store: they were erased, or moved to another group")
-    for run in facts["siblings"]:
+    for run in insights.best_first(facts["siblings"]):
         reward = "no reward" if run["reward"] is None else f"reward {run['reward']:.2f}"
         failed = ", failed" if run["status"] == "error" else ""
         by = output.listed([output.one_line(name) for name in run["policies"]], "nobody")
