@@ -33,7 +33,7 @@ class PolicyStory:
     history: list[types.JSON]  # its moves, newest first
 
     @property
-    def facts(self) -> types.JSON:
+    def facts(self) -> dict[str, Any]:
         """The story as JSON."""
         return asdict(self.policy) | {
             "parents": list(self.parents),

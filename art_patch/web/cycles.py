@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import Field
@@ -71,7 +72,7 @@ def _end(stage: JSON, now: float) -> float:
     return stage["at"] if stage["done"] >= stage["total"] else max(now, stage["since"])
 
 
-def _by_cycle(found: list[JSON]) -> JSON:
+def _by_cycle(found: Sequence[JSON]) -> JSON:
     """Return what each cycle learned from and what its gate saw, oldest first, for a chart."""
     series: dict[str, list[float | None]] = {"reward of the groups": [], "candidate": [], "champion": []}
     for each in found:

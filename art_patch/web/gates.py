@@ -24,15 +24,17 @@ def gate_facts(gate: Any) -> JSON | None:
         return None
     gains: list[JSON] = [dict(each) for each in its.get("gains") or ()]
     difference, bound = _number(its.get("difference")), _number(its.get("lower_bound"))
-    is_whole = difference is not None and bound is not None
+    low = high = None
+    if difference is not None and bound is not None:
+        judge = gains[0] if gains else {}
+        low, high = min(judge.get("low", bound), bound), max(judge.get("high", difference), difference)
     margin = float((its.get("config") or {}).get("margin", 0.0))
-    judge = gains[0] if gains else {}
     return {
         "words": insights.gate_in_words(its),
-        "difference": difference if is_whole else None,
+        "difference": difference if low is not None else None,
         "bound": bound,
-        "low": min(judge.get("low", bound), bound) if is_whole else None,
-        "high": max(judge.get("high", difference), difference) if is_whole else None,
+        "low": low,
+        "high": high,
         "margin": margin,
         "proven": bound is not None and bound > margin + gate_test.TIE,
         **{name: its.get(name) for name in ("candidate", "champion", "scenarios", "users", "judge", "rubric")},
@@ -63,7 +65,7 @@ def prompts(gate: JSON | None, opened: Store) -> JSON | None:
 
     def with_run(each: JSON) -> JSON:
         run = next(iter(runs.get(each["group"], ())), None)
-        return each | {"run": run if run in openings else None, "opening": openings.get(run or "")}
+        return {**each, "run": run if run in openings else None, "opening": openings.get(run or "")}
 
     counts = {"lost": len(lost), "won": len(won), "even": len(by_loss) - len(lost) - len(won)}
     return {name: [with_run(each) for each in its] for name, its in shown.items()} | {"counts": counts}

@@ -48,7 +48,7 @@ def facts(asked: Asked) -> JSON:
     found, route = ledger.policies(), ledger.route()
     depth = _depths(found, route.champion or route.learner)
     shown = sorted(found, key=lambda each: (each.created_at, each.step), reverse=True)[: asked.query.limit]
-    policies = [
+    policies: list[dict[str, Any]] = [
         {
             "name": each.name,
             "state": each.state,
@@ -185,22 +185,22 @@ def words_of(
 
     Raises what the decision itself would raise.
     """
-    ledger, dry = opened.ledger, {"who": "", "dry_run": True}
+    ledger = opened.ledger
     if query.what == "rollback":
-        done = pipeline.roll_back(settings, ledger, to=query.to or None, reason="", **dry)
+        done = pipeline.roll_back(settings, ledger, to=query.to or None, who="", reason="", dry_run=True)
         pair = (done.before, done.target) if done.before != done.target else None
         return [each for each in insights.rolled_back_in_words(done) if each], pair, None
     if not query.policy:
         raise ConfigError("name the policy")
     if query.what == "reject":
-        was = pipeline.reject_named(settings, ledger, query.policy, reason="", **dry)
+        was = pipeline.reject_named(settings, ledger, query.policy, who="", reason="", dry_run=True)
         rest = f"{was.champion or types.UPSTREAM_ARM} serves; a running engine unloads it"
         return [f"{query.policy} is rejected for good, was {was.was}", rest], None, None
     if query.what == "canary" and query.percent is None:
         raise ConfigError("say on which share of the sessions it is tested, in percent")
     made = pipeline.promote_named(
         settings, ledger, query.policy, percent=query.percent if query.what == "canary" else None,
-        shadow=query.what == "shadow", **dry,
+        shadow=query.what == "shadow", who="", dry_run=True,
     )  # fmt: skip
     pair = (made.before or types.UPSTREAM_ARM, query.policy) if made.state == "champion" else None
     return [f"{query.policy} {insights.promoted_in_words(made)}"], pair, made.policy
@@ -251,7 +251,11 @@ def _may(policy: types.Policy, route: types.Route) -> set[What]:
     `rollback` is to this policy, or ends its test.
     """
     after = types.MOVES[policy.state]
-    may: set[What] = {what for what, state in (("canary", "canary"), ("shadow", "shadow")) if state in after}
+    may = set[What]()
+    if "canary" in after:
+        may.add("canary")
+    if "shadow" in after:
+        may.add("shadow")
     if "champion" in after and policy.state != "retired":
         may.add("promote")
     if "rejected" in after:

@@ -43,13 +43,12 @@ def project(tmp_path: Path) -> Settings:
 def reported(project: Settings) -> Settings:
     """The project with three cycles."""
     stages = {"group": 1.0, "train": 3.0}
-    for number, (outcome, reason, metrics) in enumerate(
-        (
-            ("nothing to do", "0 of 4 scored groups", {}),
-            ("rejected", f"scores 0.7; besides, {EVIL}", {"train": TRAIN, "gate": GATE}),
-            ("failed", "EngineError: it is down", {"score": {"groups": 3, "cost_usd": 0.5}}),
-        )
-    ):
+    ended: tuple[tuple[Any, str, dict[str, Any]], ...] = (
+        ("nothing to do", "0 of 4 scored groups", {}),
+        ("rejected", f"scores 0.7; besides, {EVIL}", {"train": TRAIN, "gate": GATE}),
+        ("failed", "EngineError: it is down", {"score": {"groups": 3, "cost_usd": 0.5}}),
+    )
+    for number, (outcome, reason, metrics) in enumerate(ended):
         report = CycleReport(outcome, reason, None, "agent@1" if metrics else None, metrics)
         began = BEGAN + 100 * number
         write_report(report, project.directory, who="ada", began_at=began, took_s=4.0, stages_s=stages)
