@@ -1,105 +1,79 @@
 "use strict";
-// Keys on lists and runs, and what a browser remembers of forms. Without scripts the pages do the same by links.
+// Keys on lists and runs; `page.js` has those that stand in `data-key`. Without scripts, links do the same.
 
-const KEYS = [
-  ["j, k", "next and previous row"],
-  ["Enter", "open it"],
-  ["n", "next page"],
-  ["/", "search"],
-  ["u", "up to the list"],
-  ["?", "these keys"],
-];
+// A block: all scripts of a page share their names.
+{
+  const KEYS = [
+    ["j, k", "next and previous row"],
+    ["Enter", "open it"],
+    ["n", "next page"],
+    ["/", "search"],
+    ["u", "up to the list"],
+    ["?", "these keys"],
+  ];
 
-function rows() {
-  return [...document.querySelectorAll("#main [data-row]")].filter((row) => row.offsetParent !== null);
-}
-
-function walk(step) {
-  const all = rows();
-  if (all.length === 0) return;
-  const here = all.indexOf(document.activeElement);
-  const next = here === -1 ? (step > 0 ? 0 : all.length - 1) : Math.min(Math.max(here + step, 0), all.length - 1);
-  all[next].focus();
-  all[next].scrollIntoView({ block: "nearest" });
-}
-
-function follow(selector) {
-  const link = document.querySelector(selector);
-  if (link !== null) link.click();
-}
-
-function help() {
-  let dialog = document.getElementById("keys");
-  if (dialog === null) {
-    dialog = document.createElement("dialog");
-    dialog.id = "keys";
-    dialog.setAttribute("aria-label", "Keys");
-    const list = document.createElement("dl");
-    for (const [key, words] of KEYS) {
-      const name = document.createElement("dt");
-      const about = document.createElement("dd");
-      name.textContent = key;
-      about.textContent = words;
-      list.append(name, about);
-    }
-    const form = document.createElement("form");
-    const close = document.createElement("button");
-    form.method = "dialog";
-    close.textContent = "Close";
-    form.append(close);
-    dialog.append(list, form);
-    document.body.append(dialog);
+  function rows() {
+    return [...document.querySelectorAll("#main [data-row]")].filter((row) => row.offsetParent !== null);
   }
-  if (!dialog.open) dialog.showModal();
-}
 
-function isTyping(target) {
-  return target instanceof Element && target.closest("input, textarea, select, dialog, [contenteditable]") !== null;
-}
+  function walk(step) {
+    const all = rows();
+    if (all.length === 0) return;
+    const here = all.indexOf(document.activeElement);
+    const next = here === -1 ? (step > 0 ? 0 : all.length - 1) : Math.min(Math.max(here + step, 0), all.length - 1);
+    all[next].focus();
+    all[next].scrollIntoView({ block: "nearest" });
+  }
 
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || isTyping(event.target)) return;
-  const search = document.querySelector("[data-search]");
-  const known = {
-    j: () => walk(1),
-    k: () => walk(-1),
-    n: () => follow("[data-next]"),
-    u: () => follow("[data-up]"),
-    "/": () => search !== null && (search.focus(), search.select()),
-    "?": help,
-  };
-  if (!(event.key in known)) return;
-  event.preventDefault();
-  known[event.key]();
-});
+  function help() {
+    let dialog = document.getElementById("keys");
+    if (dialog === null) {
+      dialog = document.createElement("dialog");
+      dialog.id = "keys";
+      dialog.setAttribute("aria-label", "Keys");
+      const list = document.createElement("dl");
+      for (const [key, words] of KEYS) {
+        const name = document.createElement("dt");
+        const about = document.createElement("dd");
+        name.textContent = key;
+        about.textContent = words;
+        list.append(name, about);
+      }
+      const form = document.createElement("form");
+      const close = document.createElement("button");
+      form.method = "dialog";
+      close.textContent = "Close";
+      form.append(close);
+      dialog.append(list, form);
+      document.body.append(dialog);
+    }
+    if (!dialog.open) dialog.showModal();
+  }
 
-/** Empty fields would only make the address of a search longer. */
-document.addEventListener("submit", (event) => {
-  if (event.target.method !== "get") return;
-  for (const field of event.target.elements) if (field.name && field.value === "") field.disabled = true;
-  setTimeout(() => {
-    for (const field of event.target.elements) field.disabled = false;
+  function isTyping(target) {
+    return target instanceof Element && target.closest("input, textarea, select, dialog, [contenteditable]") !== null;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || isTyping(event.target)) return;
+    const search = document.querySelector("[data-search]");
+    const known = {
+      j: () => walk(1),
+      k: () => walk(-1),
+      "/": () => search !== null && (search.focus(), search.select()),
+      "?": help,
+    };
+    if (!(event.key in known)) return;
+    event.preventDefault();
+    known[event.key]();
   });
-});
 
-function remember() {
-  for (const field of document.querySelectorAll("[data-keep]")) {
-    try {
-      if (field.value === "") field.value = localStorage.getItem(`art_patch ${field.dataset.keep}`) || "";
-    } catch {
-      return; // the browser keeps nothing
-    }
-  }
+  /** Empty fields would only make the address of a search longer. */
+  document.addEventListener("submit", (event) => {
+    if (event.target.method !== "get") return;
+    for (const field of event.target.elements) if (field.name && field.value === "") field.disabled = true;
+    setTimeout(() => {
+      for (const field of event.target.elements) field.disabled = false;
+    });
+  });
 }
-
-document.addEventListener("change", (event) => {
-  const name = event.target instanceof Element ? event.target.dataset.keep : undefined;
-  if (name === undefined) return;
-  try {
-    localStorage.setItem(`art_patch ${name}`, event.target.value);
-  } catch {
-    // the same
-  }
-});
-document.addEventListener("DOMContentLoaded", remember);
-document.addEventListener("htmx:afterSettle", remember);
