@@ -68,10 +68,13 @@ class Shop:
 
     def __init__(self, store: Store, rng: random.Random, now: float, said: str) -> None:
         self.store, self.rng, self.now, self.said = store, rng, now, said
+        self.task = ("plum", 3, 4)
+        self.canary: str | None = None
 
     def write(self, runs: int) -> None:
         """Write policies and runs in the order in which they came."""
-        moments = sorted(self.now - self.rng.random() * 13 * DAY_S for _ in range(runs))
+        moments = sorted(self.now - self.rng.random() * 13.4 * DAY_S for _ in range(runs // 4))
+        moments = [moment + 40.0 * number for moment in moments for number in range(4)]  # four users with one question
         policies = list(HISTORY)
         serving, groups = "agent@0", list[Group]()
         members: list[Trajectory] = []
@@ -79,7 +82,10 @@ class Shop:
             while policies and self.now - policies[0][2] * DAY_S <= moment:
                 serving = self._policy(*policies.pop(0), groups) or serving
                 groups = []
-            members.append(self._run(moment, serving))
+            if not members:
+                self.task = self.rng.choice(ITEMS), self.rng.randint(2, 9), self.rng.randint(2, 9)
+            tested = self.canary is not None and self.rng.random() < 0.2
+            members.append(self._run(moment, self.canary if tested and self.canary else serving))
             if len(members) == 4:
                 groups.append(self._group(members, moment))
                 members = []
@@ -142,12 +148,13 @@ class Shop:
             percent=percent,
             now=at + 600,
         )
+        self.canary = name if state == "canary" else None
         return name if state == "champion" else None
 
     def _run(self, at: float, serving: str) -> Trajectory:
         """One run: the model looks a price up, a sub-agent checks stock, and the model answers."""
         rng, key = self.rng, new_id()
-        item, count, price = rng.choice(ITEMS), rng.randint(2, 9), rng.randint(2, 9)
+        item, count, price = self.task
         by = None if rng.random() < 0.08 else serving
         worth = next(each[3] for each in HISTORY if each[0] == serving)
         right, failed = rng.random() < worth, rng.random() < 0.03

@@ -29,8 +29,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     asked = parser.parse_args()
     asked.to.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
-        settings = make_project(Path(home), "support-bot", runs=400)
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place) / "art_patch"
+        settings = make_project(home, "support-bot", runs=400)
         with served(settings) as server, chromium() as browser:
             context = browser.new_context(viewport={"width": 1_280, "height": 900}, color_scheme="light")
             page = context.new_page()

@@ -36,12 +36,27 @@ function lines(marks) {
   };
 }
 
+/** A moment as the pages write it; without the hour where a chart spans many days, without the day where it spans few. */
+function moment(at, span) {
+  const two = (number) => String(number).padStart(2, "0");
+  const when = new Date(at * 1000);
+  const day = `${two(when.getMonth() + 1)}-${two(when.getDate())}`;
+  const hour = `${two(when.getHours())}:${two(when.getMinutes())}`;
+  if (span === 0) return `${when.getFullYear()}-${day} ${hour}`;
+  if (span > 5 * 86400) return day;
+  return span > 86400 ? `${day} ${hour}` : hour;
+}
+
 /** `data-chart` of a figure: {x: moments (or, with numbers: true, numbers), series: {name: values}, marks: moments}. */
 function draw(figure) {
   const place = figure.querySelector(".plot");
   const { x, series, marks, numbers } = JSON.parse(figure.dataset.chart);
   const names = Object.keys(series);
   const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line") } };
+  // Times as everywhere on the pages; the chart's own are American.
+  const span = x.length ? x[x.length - 1] - x[0] : 0;
+  const times = (_, values) => values.map((at) => moment(at, span));
+  const bottom = numbers ? axis : { ...axis, values: times, space: 90 };
   place.replaceChildren();
   new uPlot(
     {
@@ -51,16 +66,16 @@ function draw(figure) {
       legend: { live: true },
       plugins: [lines(marks || [])],
       scales: { x: { time: !numbers } },
-      axes: [axis, axis],
+      axes: [bottom, axis],
       series: [
-        {},
+        numbers ? {} : { label: "When", value: (_, at) => (at === null || at === undefined ? "-" : moment(at, 0)) },
         ...names.map((name, index) => ({
           label: name,
           stroke: colour(name, index),
           width: 2,
           spanGaps: true,
           points: { show: true, size: 5 },
-          value: (_, value) => (value === null || value === undefined ? "–" : String(Math.round(value * 1000) / 1000)),
+          value: (_, value) => (value === null || value === undefined ? "-" : String(Math.round(value * 1000) / 1000)),
         })),
       ],
     },
