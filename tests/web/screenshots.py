@@ -44,7 +44,7 @@ def main() -> None:
             for path in list(found.values()):
                 page.goto(server.url + path)
                 for link in page.eval_on_selector_all("main a[href]", "links => links.map(link => link.pathname)"):
-                    kind = re.fullmatch(r"/p/support-bot/(\w+)/[^/]+", link)
+                    kind = re.fullmatch(r"/p/support-bot/(\w+)/[^/]*\d[^/]*", link)
                     if kind is not None:
                         found.setdefault(f"one-{kind[1]}", link)
             for name, path in found.items():
