@@ -35,16 +35,16 @@ def noting(directory: Path, progress: Progress, *, who: str, began_at: float) ->
             with suppress(OSError), replacing(path) as file:
                 file.write(json.dumps(facts).encode())
 
-        def note(stage: str, done: int, total: int, words: str = "") -> None:
+        def report(stage: str, done: int, total: int, note: str = "") -> None:
             is_new, now = stage not in stages, time.time()
-            stages[stage] = stages.get(stage, {"since": now}) | {"done": done, "total": total, "at": now}
+            stages[stage] = {"since": now, **stages.get(stage, {}), "done": done, "total": total, "at": now}
             if is_new or done >= total or time.monotonic() - last[0] >= _EVERY_S:
                 write()
-            progress(stage, done, total, words)
+            progress(stage, done, total, note)
 
         write()
         try:
-            yield note
+            yield report
         finally:
             with suppress(OSError):
                 path.unlink(missing_ok=True)

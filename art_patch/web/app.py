@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from art_patch import insights
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, NotFound, StoreError
+from art_patch.types import JSON
 from art_patch.web import templates
 from art_patch.web.access import Access, RequestGuard, Role, Session
 from art_patch.web.acting import Acting, Done
@@ -129,7 +130,7 @@ class WebApp:
             return RedirectResponse(f"/p/{mine[0]}/", status_code=303)
         return templates.html("projects", {"projects": mine, "title": "Projects", "csrf": session.csrf})
 
-    async def _facts(self, page: Page, request: Request) -> tuple[dict[str, Any], Asked, Session]:
+    async def _facts(self, page: Page, request: Request) -> tuple[JSON, Asked, Session]:
         project, role, session = self._project(request)
         ids = {name: value for name, value in request.path_params.items() if name != "project"}
         try:
@@ -172,7 +173,7 @@ class WebApp:
         request.path_params["project"] = name
         facts, asked, _ = await self._facts(PAGES[0], request)
         engines = await run_in_threadpool(_engines, asked)
-        return templates.json_response(facts | engines)
+        return templates.json_response({**facts, **engines})
 
     async def _openapi(self, request: Request) -> Response:
         self._session(request)

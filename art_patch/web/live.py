@@ -80,21 +80,24 @@ class Live:
 
     def _watch(self) -> None:
         seen: Marks | None = None
-        while not self._stop.wait(EVERY_S):
-            with self._lock:
-                if not self._readers:
-                    self._thread = None
-                    return
+        while True:
             try:
                 now = self._look()
             # A database that is down for a while, or a file that is half written: the next look tells.
             except (ArtPatchError, OSError) as error:
                 log.debug("a look at the store failed: %s", error)
-                continue
-            for kind in KINDS if seen is not None else ():
-                if seen is not None and now.get(kind) != seen.get(kind):
-                    self._tell(kind)
-            seen = now
+            else:
+                before = now if seen is None else seen
+                for kind in KINDS:
+                    if now.get(kind) != before.get(kind):
+                        self._tell(kind)
+                seen = now
+            if self._stop.wait(EVERY_S):
+                return
+            with self._lock:
+                if not self._readers:
+                    self._thread = None
+                    return
 
     def _tell(self, kind: str) -> None:
         with self._lock:

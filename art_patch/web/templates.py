@@ -8,7 +8,7 @@ script and no style of their own, so the browser is told to run none (`access.HE
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -35,23 +35,24 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    made.filters |= {
+    filters: dict[str, Any] = {
         "ago": words.ago,
         "seconds": _or_none(words.seconds),
         "size": _or_none(words.size),
         "share": _or_none(words.share),
-        "number": _or_none(lambda value: f"{value:,}"),
-        "score": _or_none(lambda value: f"{value:.2f}"),
-        "usd": _or_none(lambda value: f"${value:,.2f}"),
-        "moment": _or_none(lambda at: f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"),
-        "iso": lambda at: f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}",
+        "number": _or_none("{:,}".format),
+        "score": _or_none("{:.2f}".format),
+        "usd": _or_none("${:,.2f}".format),
+        "moment": _or_none(_moment),
+        "iso": _iso,
         "sentences": sentences,
         "data": _data,
         "segment": _segment,
         "editable": _editable,
         "counted": words.counted,
-        "short": _or_none(lambda value: f"{value:.4g}"),
+        "short": _or_none("{:.4g}".format),
     }
+    made.filters.update(filters)
     return made
 
 
@@ -82,8 +83,19 @@ def _shown(value: Any) -> Any:
     return value if isinstance(value, Markup) else visible(value)
 
 
-def _or_none(words_of: Any) -> Any:
-    return lambda value: None if value is None else words_of(value)
+def _or_none(words_of: Callable[[Any], str]) -> Callable[[Any], str | None]:
+    def said(value: Any) -> str | None:
+        return None if value is None else words_of(value)
+
+    return said
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+
+
+def _iso(at: float) -> str:
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
 def _segment(value: object) -> str:

@@ -73,7 +73,7 @@ class Shop:
 
     def write(self, runs: int) -> None:
         """Write policies and runs in the order in which they came."""
-        moments = sorted(self.now - self.rng.random() * 13.4 * DAY_S for _ in range(runs // 4))
+        moments = sorted(self.now - 600 - self.rng.random() * 13.4 * DAY_S for _ in range(runs // 4))
         moments = [moment + 40.0 * number for moment in moments for number in range(4)]  # four users with one question
         policies = list(HISTORY)
         serving, groups = "agent@0", list[Group]()

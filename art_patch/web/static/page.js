@@ -84,8 +84,17 @@ function draw(figure) {
   );
 }
 
+/** What is wide scrolls in itself: let the keyboard reach it there. */
+function reachWide() {
+  for (const part of document.querySelectorAll("main section, .scroll")) {
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+    else part.removeAttribute("tabindex");
+  }
+}
+
 function drawAll(root) {
   for (const figure of root.querySelectorAll("[data-chart]")) draw(figure);
+  reachWide();
 }
 
 function enterByLink() {
