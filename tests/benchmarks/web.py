@@ -87,7 +87,7 @@ def fill(store: Store, calls: int, now: float) -> None:
             parent=f"agent@{step - 1}",
             metrics={"gate": gate},
         )
-        store.ledger.add_candidate(policy, trained_on=[], who="benchmark", now=now - AGE_S + step * 3_600)
+        store.ledger.add_candidate(policy, trained_on=[], who="benchmark")
         store.ledger.move(
             policy.name,
             "champion" if step % 3 else "rejected",
@@ -223,7 +223,7 @@ def pages(settings: Settings) -> dict[str, Any]:
     first: dict[str, float] = {}
     rng = random.Random(2)
     words = sorted({word for word in re.findall(r"[a-z]{4,}", TEXT)})
-    with running(settings) as server, server.client() as client:
+    with running(settings) as server, closing(server.client()) as client:
         base = f"/p/{server.project}"
         paths = paths_of(client, base)
         for round_ in range(ASKS + 1):
@@ -265,7 +265,7 @@ def browser(settings: Settings) -> dict[str, Any]:
                 context = launched.new_context()
                 page = context.new_page()
                 seen: list[Any] = []
-                page.on("requestfinished", seen.append)
+                page.on("requestfinished", lambda asked, seen=seen: seen.append(asked))
                 page.goto(server.link)
                 page.wait_for_selector("h1:has-text('Overview')")
                 page.wait_for_load_state("load")
@@ -273,8 +273,9 @@ def browser(settings: Settings) -> dict[str, Any]:
                 session = context.new_cdp_session(page)
                 session.send("Network.clearBrowserCache")
                 page.goto(f"{server.url}/p/{server.project}/", wait_until="load")
-                paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-                times.append(float(page.evaluate(paints)))
+                paints = "performance.getEntriesByName('first-contentful-paint')"
+                page.wait_for_function(f"() => {paints}.length > 0")
+                times.append(float(page.evaluate(f"{paints}[0].startTime")))
                 loaded = [each.sizes() for each in seen if "/live" not in each.url]
                 sizes.append(sum(each["responseBodySize"] + each["responseHeadersSize"] for each in loaded) / 1024)
                 elsewhere += sum(not each.url.startswith(server.url) for each in seen)
@@ -382,7 +383,7 @@ def added(home: Path, rounds: int = 10, calls: int = 100) -> dict[str, Any]:
         turn()
         server = stack.enter_context(running(settings))
         limits = httpx.Limits(max_connections=100)
-        client = stack.enter_context(server.client(limits=limits))
+        client = stack.enter_context(closing(server.client(limits=limits)))
         for number in range(rounds):
             for watched in (True, False) if number % 2 else (False, True):
                 with readers(server, client, 10) if watched else nullcontext():
