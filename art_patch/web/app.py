@@ -22,15 +22,14 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from art_patch import insights
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, NotFound, StoreError
 from art_patch.types import JSON
-from art_patch.web import templates
+from art_patch.web import system, templates
 from art_patch.web.access import Access, RequestGuard, Role, Session
 from art_patch.web.acting import Acting, Done
 from art_patch.web.actions import ACTIONS, Action
-from art_patch.web.live import Live, TooManyReaders
+from art_patch.web.live import Live
 from art_patch.web.marks import marks_of
 from art_patch.web.pages import PAGES, Page, openapi
 from art_patch.web.projects import Asked, Project
@@ -111,10 +110,7 @@ class WebApp:
         return response
 
     async def _new_link(self, request: Request) -> Response:
-        project, role, session = self._project(request)
-        form = await self._form_of_ours(request, session)
-        if role != "act":
-            raise HTTPException(403, "your link is for looking only")
+        project, _, form = await self._acting(request)
         wanted: Role = "act" if form.get("role") == "act" else "look"
         token = self.access.link(project.name, wanted)
         return templates.html("link", {"project": project.name, "token": token, "role": wanted, "title": "A link"})
@@ -172,8 +168,7 @@ class WebApp:
             raise HTTPException(404, f"name one of your projects: /status?project=NAME, of {', '.join(mine)}")
         request.path_params["project"] = name
         facts, asked, _ = await self._facts(PAGES[0], request)
-        engines = await run_in_threadpool(_engines, asked)
-        return templates.json_response({**facts, **engines})
+        return templates.json_response({**facts, **await run_in_threadpool(system.engine, asked)})
 
     async def _openapi(self, request: Request) -> Response:
         self._session(request)
@@ -184,11 +179,10 @@ class WebApp:
 
     async def _events(self, request: Request) -> Response:
         project, _, _ = self._project(request)
-        try:
-            stream = self.live[project.name].events()
-        except TooManyReaders:
-            raise HTTPException(503, "too many pages are open") from None
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        live = self.live[project.name]
+        if live.is_full:
+            raise HTTPException(503, "too many pages are open")
+        return StreamingResponse(live.events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     # --- changes ---
 
@@ -199,12 +193,17 @@ class WebApp:
             raise HTTPException(403, "this page is too old; load it again")
         return form
 
+    async def _acting(self, request: Request) -> tuple[Project, Session, Mapping[str, str]]:
+        """Return the project, the session and the form of somebody who may act there."""
+        project, role, session = self._project(request)
+        form = await self._form_of_ours(request, session)
+        if role != "act":
+            raise HTTPException(403, "your link is for looking only")
+        return project, session, form
+
     def _action(self, action: Action) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
-            project, role, session = self._project(request)
-            form = await self._form_of_ours(request, session)
-            if role != "act":
-                raise HTTPException(403, "your link is for looking only")
+            project, session, form = await self._acting(request)
             ids = {name: value for name, value in request.path_params.items() if name != "project"}
             said = await run_in_threadpool(action.act, Acting(project, ids, form, self._clock()))
             done = Done(said) if isinstance(said, str) else said
@@ -231,10 +230,6 @@ class WebApp:
     async def _broke(self, request: Request, error: Exception) -> Response:
         log.error("%s could not be answered", request.url.path, exc_info=error)
         return _error(request, 500, "the page could not be made; the server's log says why")
-
-
-def _engines(asked: Asked) -> dict[str, Any]:
-    return insights.engines(asked.settings, asked.store)
 
 
 def _error(request: Request, status: int, words: str) -> Response:

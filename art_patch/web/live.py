@@ -30,10 +30,6 @@ Marks = Mapping[str, object]
 log = logging.getLogger("art_patch.web")
 
 
-class TooManyReaders(Exception):
-    """As many pages as a server serves are open already."""
-
-
 class Live:
     """The readers of one project. Its thread runs while there are any."""
 
@@ -45,16 +41,14 @@ class Live:
         self._stop = threading.Event()
 
     @property
-    def readers(self) -> int:
-        """The number of open pages."""
-        return len(self._readers)
+    def is_full(self) -> bool:
+        """Whether as many pages follow the project as a server serves."""
+        return len(self._readers) >= _MOST_READERS
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the stream of one reader."""
         mine: asyncio.Queue[str] = asyncio.Queue(len(KINDS) * 4)
         with self._lock:
-            if len(self._readers) >= _MOST_READERS:
-                raise TooManyReaders
             self._readers[mine] = asyncio.get_running_loop()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="art_patch-web-live", daemon=True)

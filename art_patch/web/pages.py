@@ -35,7 +35,7 @@ class Page:
 PAGES: tuple[Page, ...] = (
     Page(
         "overview", "", "Overview", overview.facts,
-        "Who serves, how well policies and upstream do by day, what waits, and which apps are connected.",
+        "Who serves, how well policies and upstream do over time, what waits, and which apps are connected.",
         query=overview.OverviewQuery, live=("calls", "scores", "moves", "cycle", "apps", "sums"),
     ),
     Page(
@@ -127,8 +127,6 @@ PAGES: tuple[Page, ...] = (
         "The findings of `art-patch doctor`, with their cures.", is_in_menu=False,
     ),
 )  # fmt: skip
-
-BY_NAME = {page.name: page for page in PAGES}
 
 
 def openapi(version: str) -> JSON:

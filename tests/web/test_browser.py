@@ -6,10 +6,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from art_patch.store import open_store
+from tests.benchmarks.samples import small_run
 from tests.support.chromium import chromium, needs_chromium
 from tests.support.web import Served, served
 from tests.support.web_store import make_project
@@ -140,11 +143,6 @@ def test_the_keyboard_alone_reaches_everything(server: Served, browser: Browser,
 
 
 def test_an_open_page_shows_what_is_recorded_meanwhile(server: Served, browser: Browser, state: Any):
-    from contextlib import closing
-
-    from art_patch.store import open_store
-    from tests.benchmarks.samples import small_run
-
     context = browser.new_context(storage_state=state)
     page = context.new_page()
     page.goto(f"{server.url}/p/shop/")
@@ -180,3 +178,34 @@ def test_the_kinds_of_events_are_the_same_on_both_sides():
     found = re.search(r"const KINDS = (\[.*?\]);", (STATIC / "page.js").read_text())
     assert found is not None
     assert tuple(json.loads(found[1])) == KINDS
+
+
+def test_why_a_candidate_was_rejected_is_two_clicks_away(server: Served, browser: Browser, state: Any):
+    context = browser.new_context(storage_state=state)
+    page = context.new_page()
+    page.goto(f"{server.url}/p/shop/")
+    page.get_by_role("link", name="Policies").click()
+    page.get_by_role("row", name="rejected").first.get_by_role("link").first.click()
+    page.wait_for_selector("h2:has-text('Why it is rejected')")
+    assert "not proven better" in page.locator("main").inner_text()
+    context.close()
+
+
+def test_a_decision_is_made_in_the_browser(server: Served, browser: Browser, state: Any):
+    """A form without a script of ours, and what it did is told on the page that follows."""
+    context = browser.new_context(storage_state=state)
+    watched = Watched(context, server.url)
+    page = watched.page
+    page.goto(f"{server.url}/p/shop/decide?what=reject&policy=agent@6")
+    page.locator("main input[name=who]").fill("Ada")
+    page.locator("main [name=reason]").fill("too many complaints")
+    page.locator("main form button").first.click()
+    page.wait_for_url("**/p/shop/policies/agent**")
+    assert "agent@6 is rejected for good" in page.locator("body").inner_text()
+    assert not watched.wrong
+    context.close()
+    settings = server.settings["shop"]
+    with closing(open_store(settings.store_url, project="shop")) as store:
+        (move,) = store.ledger.history(limit=1, policy="agent@6")
+    assert (move["to_state"], move["who"]) == ("rejected", "Ada (art-patch web: reject)")
+    assert "too many complaints" in move["reason"]

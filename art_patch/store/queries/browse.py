@@ -101,8 +101,8 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """A group as the store holds it, with the ids of all its runs, whether they may be learned from or not."""
+class GroupHead:
+    """A group as the store holds it, without its runs."""
 
     id: str
     scenario_key: str
@@ -111,6 +111,12 @@ class GroupFacts:
     created_at: float
     state: str
     reason: str | None  # of its state, such as why it is dead or quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts(GroupHead):
+    """A group with the ids of all its runs, whether they may be learned from or not."""
+
     runs: tuple[str, ...]
     trained: tuple[str, ...]  # names of the policies that were trained on it
     judgements: tuple[

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, func, not_, select
 
 from art_patch.store.backends.database import Part
-from art_patch.store.queries.browse import reward_of
+from art_patch.store.queries.browse import GroupHead, reward_of
 from art_patch.store.queries.learning import may_learn
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.queries.openings import openings_of
@@ -37,16 +37,9 @@ class GroupFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLine:
+class GroupLine(GroupHead):
     """A group as one line of a list."""
 
-    id: str
-    scenario_key: str
-    how: str  # how its siblings were found, as in `Group.how`
-    held_out: bool
-    created_at: float
-    state: str
-    reason: str | None  # of its state
     runs: int
     rewards: tuple[float, ...]  # of those of its runs that have one, lowest first
     trained: tuple[str, ...]  # names of the policies that were trained on it
