@@ -63,7 +63,7 @@ def compare_learner(
     if (decided := promote_policy.decided_elsewhere(run, learner.name, tested_as=learner.state)) is not None:
         return decided
     if gated is not None:
-        reason = f"{gated.reason}; {reason}"
+        reason = f"{gated.reason}; {'it is the learner now; ' if passed else ''}{reason}"
         metrics["gate"] = dict(gated.metrics)
         if passed:
             # Without this comparison: if the canary cannot begin now, the next cycle is to compare it again.
@@ -79,9 +79,7 @@ def compare_learner(
         return promote_policy.begin_canary(run, learner, reason, metrics, None)
     ledger.keep_metrics(learner.name, metrics=metrics)
     if passed:
-        share = f"{run.config.canary_percent:g}"
-        todo = f"`art-patch promote {learner.name} --canary {share}` tests it on {share} % of the sessions"
-        return CycleReport("waits for approval", f"{reason}; {todo}", None, learner.name, run.metrics)
+        return _waits_for_approval(run, learner, reason)
     if verdict.metrics.get("difference", 0.0) < -FAR_BELOW:
         reason += f"; far below: {_imitation(run, learner)}"
     return CycleReport("learns", f"upstream answers; {reason}", None, learner.name, run.metrics)
@@ -97,13 +95,32 @@ def _still_gained(run: Cycle, gated: JSON | None, verdict: gate.Verdict) -> floa
 
 
 def _begin_late(run: Cycle, learner: Policy, last: dict[str, Any], *, is_final: bool) -> CycleReport | None:
-    """Test a learner that waited, for a person or for a better one, and need not any more; else return `None`."""
-    if not last["passed"] or run.config.promotion == "approve" or ("gained" in last and not is_final):
+    """Test a learner that waited, for a person or for a better one, and need not any more; else return `None`.
+
+    It waits for a better one during one cycle, also if that cycle fails: training that is broken must not hold it up.
+    """
+    ledger, asks = run.store.ledger, run.config.promotion == "approve"
+    waits, is_over = "gained" in last, is_final or "tried" in last
+    if not last["passed"] or (asks and not waits):
         return None
-    moves = run.store.ledger.history(limit=200)
-    if any((it["policy"], it["to_state"]) == (learner.name, "canary") and it["at"] >= last["at"] for it in moves):
+    moves = ledger.history(limit=None, policy=learner.name)
+    if any(it["to_state"] == "canary" and it["at"] >= last["at"] for it in moves):
         return None  # its test on sessions has spoken
-    return promote_policy.begin_canary(run, learner, f"against upstream, it {last['reason']}", {}, None)
+    if waits and not is_over and not asks:
+        ledger.keep_metrics(learner.name, metrics={KEY: last | {"tried": True}})
+        return None
+    reason = f"against upstream, it {last['reason']}"
+    told = {KEY: {name: value for name, value in last.items() if name not in ("gained", "tried")}}
+    if asks:
+        ledger.keep_metrics(learner.name, metrics=told)
+        return _waits_for_approval(run, learner, reason)
+    return promote_policy.begin_canary(run, learner, reason, told, None)
+
+
+def _waits_for_approval(run: Cycle, learner: Policy, reason: str) -> CycleReport:
+    share = f"{run.config.canary_percent:g}"
+    todo = f"`art-patch promote {learner.name} --canary {share}` tests it on {share} % of the sessions"
+    return CycleReport("waits for approval", f"{reason}; {todo}", None, learner.name, run.metrics)
 
 
 def _imitation(run: Cycle, learner: Policy) -> str:
@@ -159,7 +176,9 @@ def what_is_missing(standing: JSON) -> str:
 
 def _scenarios_to_ask(run: Cycle, last: dict[str, Any]) -> tuple[int, int] | None:
     """Return how many scenarios the next comparison asks, at least and at most; `None` if it would tell nothing new."""
-    if not last or last["at"] < (run.store.evidence.upstream_since() or 0.0):
+    # What was proven may be less than a limit that was set since.
+    proves_too_little = last.get("passed") and last.get("lower_bound", 0.0) <= -run.config.canary.max_loss
+    if not last or proves_too_little or last["at"] < (run.store.evidence.upstream_since() or 0.0):
         return run.config.gate.min_scenarios, run.config.gate.max_scenarios
     more, asked = last.get("more_needed"), last.get("scenarios", 0)
     if last["passed"] or not more or asked + more > MOST_SCENARIOS:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from art_patch import training
-from art_patch.errors import ArtPatchError, JudgeError
+from art_patch.errors import ArtPatchError, EngineError, JudgeError
 from art_patch.pipeline import promote_policy
 from art_patch.pipeline.against_upstream import compare_learner
 from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
@@ -188,16 +188,29 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
             verdict = replace(verdict, reason=seen.reason)
     report = promote_policy.act_on_verdict(run, candidate, leader, verdict)
     if champion is None and report.outcome in ("learns", "rejected"):
-        return _compared_too(run, report)
+        return _compared_too(run, report, leader)
     return report
 
 
-def _compared_too(run: Cycle, report: CycleReport) -> CycleReport:
-    """Return the report of a gate beside upstream together with the comparison of the learner that it left."""
-    is_new = report.outcome == "learns"
-    if (seen := _compare_present_learner(run, is_final=not is_new)) is None:
+def _compared_too(run: Cycle, report: CycleReport, leader: Policy) -> CycleReport:
+    """Return the report of a gate beside upstream together with the comparison of the learner that it left.
+
+    The candidate was tested against `leader`; of another one, which a person chose meanwhile, it says nothing.
+    """
+    is_new, learner = report.outcome == "learns", run.store.ledger.learner()
+    is_final = not is_new and learner is not None and learner.name == leader.name
+    try:
+        seen = _compare_present_learner(run, is_final=is_final)
+    except (JudgeError, EngineError) as error:
+        if is_new:
+            raise
+        # The candidate's verdict is in the ledger and stands; the next cycle compares the learner.
+        return replace(report, reason=f"{report.reason}; the learner was not compared with upstream: {error}")
+    if seen is None:
         return report
-    reason = f"{report.reason}; {'' if is_new else f'{seen.candidate}: '}{seen.reason}"
+    if is_new:
+        return replace(seen, reason=f"{report.reason}; {seen.reason}")
+    reason = f"{report.candidate} is rejected: {report.reason}; {seen.candidate}: {seen.reason}"
     return replace(report if seen.outcome == "learns" else seen, reason=reason)
 
 

@@ -188,6 +188,71 @@ def test_a_learner_that_is_only_as_good_and_still_gains_is_trained_once_more_bef
     later = compared(store, "bad", is_final=True)
     assert later is not None
     assert (later.outcome, store.ledger.route().challenger) == ("canary", LEARNER)
+    # What it waited for is over.
+    store.ledger.end_test(LEARNER, who="me", reason="complaints")
+    told = standing(store, min_scenarios=8)
+    assert told is not None
+    assert "not proven on the app's sessions" in what_is_missing(told)
+
+
+def test_a_learner_does_not_wait_for_training_that_is_broken(store: Store):
+    held_out(store, 12)
+    gained(store, 0.09)
+    assert (first := compared(store, "fair")) is not None
+    assert first.outcome == "learns"
+    assert compared(store, "bad") is None  # a cycle begins, and ends with an error before any gate
+    report = compared(store, "bad")
+    assert report is not None
+    assert report.outcome == "canary"
+
+
+def test_a_learner_that_waited_for_a_better_one_is_told_once_a_person_decides(store: Store):
+    held_out(store, 12)
+    gained(store, 0.09)
+    assert compared(store, "fair") is not None
+    approving = replace(CONFIG, promotion="approve")
+    report = compared(store, "bad", approving)
+    assert report is not None
+    assert (report.outcome, report.candidate) == ("waits for approval", LEARNER)
+    assert compared(store, "bad", approving) is None
+
+
+def test_a_comparison_under_a_larger_limit_is_made_again(store: Store):
+    held_out(store, 12)
+    gained(store, 0.09)
+    assert compared(store, "fair") is not None
+    strict = replace(CONFIG, canary=replace(CONFIG.canary, max_loss=0.0))
+    report = compared(store, "fair", strict, is_final=True)
+    assert report is not None
+    assert (report.outcome, store.ledger.route().challenger) == ("learns", None), report.reason
+
+
+def test_a_test_on_sessions_has_spoken_for_good(store: Store):
+    held_out(store, 12)
+    assert (first := compared(store, "fair")) is not None
+    assert first.outcome == "canary"
+    store.ledger.end_test(LEARNER, who="me", reason="complaints")
+    for step in range(1, 103):
+        candidate = Policy(f"agent@{step}", "/base", "ff", "candidate", 2.0, path="/none", parent=LEARNER)
+        store.ledger.add_candidate(candidate, trained_on=[], who="test")
+        store.ledger.move(candidate.name, "rejected", who="test", reason="worse")
+    assert compared(store, "fair") is None
+
+
+def test_a_rejection_stands_though_the_learner_cannot_be_compared(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held_out(store, 12)
+    gained(store, 0.09)
+
+    def fails(*_: Any) -> CycleReport:
+        raise EngineError("it is starting")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("art_patch.pipeline.promote_policy.begin_canary", fails)
+        report = cycle_with_candidate(store, tmp_path, "bad")
+    assert (report.outcome, report.candidate) == ("rejected", "agent@1")
+    assert "the learner was not compared with upstream: it is starting" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -249,6 +314,7 @@ def test_a_cycle_whose_candidate_is_rejected_tests_the_learner_that_waited_for_a
     assert first.outcome == "learns"
     report = cycle_with_candidate(store, tmp_path, "bad")
     assert (report.outcome, report.candidate) == ("canary", LEARNER), report.reason
+    assert report.reason.startswith("agent@1 is rejected: ")
     assert "not proven better" in report.reason
     assert f"; {LEARNER}: against upstream, it scores 0.500 against 0.500" in report.reason
     assert {each.name: each.state for each in store.ledger.policies()} == {LEARNER: "canary", "agent@1": "rejected"}
