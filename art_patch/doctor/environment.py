@@ -155,10 +155,10 @@ def sources(settings: Settings, arguments: Collection[str], environment: Mapping
         value = getattr(settings, name)
         # People paste this report into issues, so it holds no key and no password. Settings that hold one are kept out
         # of their `repr`, too, so a new one needs no second list.
-        if value is not None and name == "store":
-            value = without_password(value)
-        elif value is not None and not field.repr:
+        if value is not None and not field.repr and name != "store":
             value = "set, not shown"
+        elif isinstance(value, str) and "://" in value:
+            value = without_password(value)
         source = "environment" if f"{PREFIX}{name}".upper() in variables else "default"
         source = "argument" if name in arguments else source
         if isinstance(value, tuple):

@@ -78,12 +78,13 @@ def _control_since(ledger: store.Ledger, champion: types.Policy | None) -> float
 
 
 def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> dict[str, Any]:
-    unknown = {"base_url": base_url, "healthy": False, "models": []}
+    shown = None if base_url is None else store.without_password(base_url)
+    unknown = {"base_url": shown, "healthy": False, "models": []}
     if base_url is None:
         return unknown
     client = serving.EngineClient.of_project(settings, base_url, key_file)
     try:
-        return {"base_url": base_url, "healthy": client.health(), "models": list(client.models())}
+        return {"base_url": shown, "healthy": client.health(), "models": list(client.models())}
     except EngineError as error:
         return unknown | {"error": str(error)}
 

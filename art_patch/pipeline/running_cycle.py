@@ -56,5 +56,5 @@ def read_running(directory: Path) -> JSON | None:
         facts: Any = json.loads((directory / RUNNING).read_text("utf-8"))
         owner = Owner(**facts.pop("owner"))
         return None if lives(owner) is False else dict(facts)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

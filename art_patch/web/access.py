@@ -32,7 +32,7 @@ Role = Literal["look", "act"]
 SESSION_S = 12 * 3_600.0  # without a request, after which a browser needs another link
 LINK_S = 24 * 3_600.0  # after which a link that nobody used is void
 _MOST_SESSIONS = 1_000
-_MOST_LINKS = 1_000
+_MOST_LINKS = 1_000  # of a project
 _MOST_QUERY = 8_192  # bytes
 
 HEADERS = {
@@ -88,8 +88,9 @@ class Access:
         with self._lock:
             for key in [key for key, link in self._links.items() if link.until <= now]:
                 del self._links[key]
-            if len(self._links) >= _MOST_LINKS:
-                del self._links[next(iter(self._links))]
+            its = [key for key, link in self._links.items() if link.project == project]
+            if len(its) >= _MOST_LINKS:
+                del self._links[its[0]]
             self._links[_digest(token)] = _Link(project, role, now + LINK_S)
         return token
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -212,8 +212,10 @@ class WebApp:
             if request.headers.get("hx-request"):
                 return templates.html("said", {"said": done.words, "title": "Done"})
             session.said = done.words
-            back = request.headers.get("referer", f"/p/{project.name}/")
-            return RedirectResponse(back if done.then is None else f"/p/{project.name}/{done.then}", status_code=303)
+            back = urlsplit(request.headers.get("referer", ""))  # its path alone: never to another host
+            here = f"/p/{project.name}/"
+            path = f"{back.path}?{back.query}" if back.path.startswith(here) else here
+            return RedirectResponse(path if done.then is None else f"{here}{done.then}", status_code=303)
 
         return act
 

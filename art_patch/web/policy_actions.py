@@ -13,7 +13,7 @@ def decide(acting: Acting) -> Done:
     """Do what the form says: `what`, and `policy`, `percent` or `to`; the ledger notes the reason and who it was."""
     form, settings, ledger = acting.form, acting.project.settings, acting.project.store.ledger
     what, policy = form.get("what", ""), form.get("policy", "")
-    reason = " ".join(form.get("reason", "").split())[:2_000]
+    reason = acting.text("reason")
     if what == "rollback":
         gone = pipeline.roll_back(
             settings, ledger, to=form.get("to") or None, who=acting.who("rollback"), reason=reason or _DEFAULT[what]

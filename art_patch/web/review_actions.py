@@ -6,7 +6,6 @@ is about, so that a second answer replaces the first. The ledger has no entry of
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +13,7 @@ from art_patch import feedback
 from art_patch.context import assistant_message
 from art_patch.errors import ConfigError, NotFound
 from art_patch.types import Correction, Score
-from art_patch.web.acting import Acting, Done
+from art_patch.web.acting import Acting, Done, message_of
 from art_patch.web.review import correction_id, thumbs_id
 from art_patch.web.review_queue import PREFERENCE, pair_of, score_id
 
@@ -68,8 +67,8 @@ def correct(acting: Acting) -> str:
 def _message(answer: str) -> Any:
     """Return a whole assistant message if the person wrote one as JSON, for an answer with tool calls; else a text."""
     try:
-        message: Any = json.loads(answer)
-    except (ValueError, RecursionError):
+        message = message_of(answer)
+    except ConfigError:
         return answer
     return message if isinstance(message, dict) and message.get("role") == "assistant" else answer
 

@@ -19,7 +19,7 @@ from art_patch._lib.ids import derived_id, new_id
 from art_patch.errors import ConfigError, NotFound
 from art_patch.trajectories import main_call
 from art_patch.types import JSON, Call, Correction, Score, Trajectory
-from art_patch.web.acting import Acting, Done
+from art_patch.web.acting import Acting, Done, message_of
 from art_patch.web.projects import Asked, Query
 from art_patch.web.run import the_run_of, why_not_learned
 
@@ -45,16 +45,16 @@ def correct(acting: Acting) -> str:
     who, text = acting.person, acting.form.get("answer", "").replace("\r\n", "\n")
     answer: Any = text
     if acting.form.get("how") == "json":
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"the answer is not JSON ({error})") from None
+        answer = message_of(text)
         if not isinstance(answer, dict):
             raise ConfigError("the answer is an assistant message as a JSON object")
     message = context.assistant_message(answer)
     said = feedback.comment_of(acting.form.get("comment"))
     comment = f"{said} ({who})" if said else f"by {who}"
     run, call = acting.ids["id"], acting.form.get("call") or None
+    found = acting.project.store.read.trajectories([run.replace("\0", "")])
+    if call is not None and call not in {each.id for its in found for each in its.calls}:
+        raise NotFound("the run has no such call")
     acting.project.keep_opinion(
         Correction(new_id(), run, acting.now, "user", message, call_id=call, comment=comment),
     )

@@ -32,7 +32,7 @@ _TAKEN_AWAY = ("erase", "erased", "prune")
 class SystemQuery(Query):
     """Which part of the audit log is shown."""
 
-    before: int | None = Field(None, ge=1, description="Number of the last entry of the page before.")
+    before: int | None = Field(None, ge=1, le=2**31 - 1, description="Number of the last entry of the page before.")
 
 
 def facts(asked: Asked) -> JSON:

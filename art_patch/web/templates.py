@@ -91,11 +91,19 @@ def _or_none(words_of: Callable[[Any], str]) -> Callable[[Any], str | None]:
 
 
 def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+    return _written(at, "%Y-%m-%d %H:%M:%S")
 
 
 def _iso(at: float) -> str:
-    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}"
+    return _written(at, "%Y-%m-%dT%H:%M:%S%z")
+
+
+def _written(at: float, form: str) -> str:
+    # An app, or an import, may have written a time that no calendar has, such as one in milliseconds.
+    try:
+        return datetime.fromtimestamp(at).astimezone().strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g} s"
 
 
 def _segment(value: object) -> str:

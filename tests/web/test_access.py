@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -284,3 +284,54 @@ def test_what_strangers_said_is_text(tmp_path: Path):
             text = client.get(page).text
             assert "<script>alert" not in text
             assert "\u202e" not in text
+
+
+def test_too_many_open_pages_are_refused_before_the_answer_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("art_patch.web.live._MOST_READERS", 2)
+    with served(project(tmp_path, "one")) as running, running.entered() as client, ExitStack() as stack:
+        lines = [stack.enter_context(client.stream("GET", "/p/one/live")).iter_lines() for _ in range(2)]
+        assert [next(each) for each in lines] == ["retry: 2000"] * 2
+        assert client.get("/p/one/live").status_code == 503
+
+
+def test_passwords_in_addresses_are_not_shown(tmp_path: Path):
+    settings = project(tmp_path, "one")
+    with_login = settings.model_copy(update={"judge_base_url": "http://me:geheim@judge.example/v1"})
+    with served(with_login, role="look") as running, running.entered() as client:
+        for path in ("/p/one/system", "/api/v1/one/system", "/p/one/system/doctor"):
+            text = client.get(path).text
+            assert "geheim" not in text, path
+
+
+@pytest.mark.parametrize("who", ["", " ", "\0", "\u200b", "\u2060", "\u3164", "Ada\u202e"])
+def test_a_change_names_somebody_whom_people_can_read(tmp_path: Path, who: str):
+    with served(project(tmp_path, "one")) as running, running.entered() as client:
+        form = {"csrf": csrf_of(client.get("/p/one/")), "who": who, "name": "thumbs", "value": "1"}
+        refused = client.post("/p/one/score-run/one-t1", data=form)
+        assert (refused.status_code, "say who you are" in refused.text) == (409, True)
+
+
+def test_a_correction_that_no_page_could_show_is_refused(tmp_path: Path):
+    with served(project(tmp_path, "one")) as running, running.entered() as client:
+        form = {"csrf": csrf_of(client.get("/p/one/")), "who": "Ada", "how": "json"}
+        for answer in ("[" * 200_000, '{"role": "assistant", "content": "x", "a": ' + "[" * 900 + "]" * 900 + "}"):
+            assert client.post("/p/one/correct-run/one-t1", data=form | {"answer": answer}).status_code == 409
+        right = form | {"answer": '{"role": "assistant", "content": "x"}'}
+        assert client.post("/p/one/correct-run/one-t1", data=right | {"call": "nosuch"}).status_code == 404
+        headers = {"referer": "https://evil.example/p/one/x"}
+        kept = client.post("/p/one/correct-run/one-t1", data=right, headers=headers, follow_redirects=False)
+        assert (kept.status_code, kept.headers["location"].startswith("/p/one/")) == (303, True)
+        assert client.get("/p/one/runs/one-t1").status_code == 200
+
+
+def test_times_that_no_calendar_has_break_no_page(tmp_path: Path):
+    settings = project(tmp_path, "one")
+    store = open_store(settings.store_url, project="one")
+    answer = Choice(0, {"role": "assistant", "content": "x"}, "stop")
+    for key, at in (("ms", 1.76e12), ("far", 1e18)):
+        call = Call(f"c-{key}", f"t-{key}", at, "m", ({"role": "user", "content": "x"},), (answer,), duration_ms=5.0)
+        store.write([TrajectoryInfo(f"t-{key}", at), call])
+    store.close()
+    with served(settings) as running, running.entered() as client:
+        for path in ("runs", "runs/t-ms", "runs/t-far", "", "system?before=9223372036854775808"):
+            assert client.get(f"/p/one/{path}").status_code in (200, 422), path

@@ -40,7 +40,8 @@ def test_a_person_scores_and_corrects(acting: tuple[httpx.Client, Store, Served]
             back = client.post(score, data=form, headers={"referer": f"{client.base_url}/p/shop/{path}"})
             assert (back.status_code, str(back.url.path)) == (200, f"/p/shop/{path.replace('%2F', '/')}") or key == ODD
         answer = "the\r\nright \u202e answer"
-        client.post(correct, data={**token, "answer": answer, "how": "text", "call": "c", "comment": "why"})
+        call = store.read.trajectories([key])[0].calls[0].id
+        client.post(correct, data={**token, "answer": answer, "how": "text", "call": call, "comment": "why"})
         tools = [{"function": {"name": "f", "arguments": {"a": 1}}}]
         client.post(correct, data={**token, "answer": json.dumps({"tool_calls": tools}), "how": "json"})
         (run,) = store.read.trajectories([key])
@@ -50,7 +51,7 @@ def test_a_person_scores_and_corrects(acting: tuple[httpx.Client, Store, Served]
         ]
         first, second = store.evidence.corrections([key])[key]
         assert (first.message, first.call_id, first.comment, first.source) == (
-            {"role": "assistant", "content": "the\nright \u202e answer"}, "c", "why (Ann B)", "user",
+            {"role": "assistant", "content": "the\nright \u202e answer"}, call, "why (Ann B)", "user",
         )  # fmt: skip
         assert (second.message["tool_calls"][0]["function"], second.comment) == (
             {"name": "f", "arguments": '{"a": 1}'}, "by Ann B",
