@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -289,10 +289,21 @@ def cut_short(store: Store) -> None:
     os.truncate(store.path, 5000)
 
 
-def checkpoint(store: Store) -> None:
-    connection = sqlite3.connect(store.path)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
+@contextmanager
+def all_in_the_file(store: Store) -> Iterator[None]:
+    """Nothing in the `-wal`, which would heal the broken file, and nobody who writes to it meanwhile."""
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
+        wal = store.path.with_name(f"{store.path.name}-wal")
+        for _ in range(100):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.execute("BEGIN IMMEDIATE")
+            if not wal.stat().st_size:
+                break
+            connection.execute("ROLLBACK")
+            time.sleep(0.1)
+        else:
+            raise AssertionError(f"{wal} is never empty")
+        yield
 
 
 @pytest.mark.parametrize("how", BREAKAGES)
@@ -305,8 +316,8 @@ def test_f11_corrupt_file_is_set_aside(app: App, store: Store, caplog, figure, h
     if when == "before the start":
         art.unpatch()
         control._process.runtime = None
-    checkpoint(store)
-    BREAKAGES[how](store)
+    with all_in_the_file(store):
+        BREAKAGES[how](store)
     caplog.clear()
     if when == "before the start":
         app.patch()
