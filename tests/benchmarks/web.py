@@ -403,24 +403,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=("sqlite", "postgresql"))
     parser.add_argument("--home", type=Path, help="keep the stores here, and use those that are there")
+    parser.add_argument("--postgresql", help="URL of a database that is filled once and kept, in place of a new server")
     asked = parser.parse_args()
     metrics: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         home = (asked.home or Path(temporary)).absolute()
         if {"pages", "browser", "live"} & set(asked.only):
-            metrics |= over_stores(home, asked.databases, asked.only, asked.calls)
+            metrics |= over_stores(home, asked.databases, asked.only, asked.calls, asked.postgresql)
         if "readers" in asked.only:
             metrics |= added(home)
     finish(metrics, TARGETS, as_json=asked.json)
 
 
-def over_stores(home: Path, databases: Sequence[str], only: Sequence[str], calls: int) -> dict[str, Any]:
+def over_stores(
+    home: Path, databases: Sequence[str], only: Sequence[str], calls: int, kept: str | None
+) -> dict[str, Any]:
     """Fill each database, and measure there; of each metric the worst."""
     metrics: dict[str, Any] = {"calls": calls}
     for name in databases:
         with ExitStack() as stack:
-            url = None
-            if name == "postgresql":
+            url = kept if name == "postgresql" else None
+            if name == "postgresql" and url is None:
                 from tests.support.postgres import new_server
 
                 server = new_server()
