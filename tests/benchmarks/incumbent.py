@@ -52,7 +52,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from art_patch.promotion import CanaryConfig, decide_control, evidence_of  # noqa: E402 - after the line above
+from art_patch.promotion import CanaryConfig, Evidence, decide_control, evidence_of  # noqa: E402 - after the line above
+from art_patch.promotion.bets import Bets  # noqa: E402
+from art_patch.promotion.evidence import Observation  # noqa: E402
+from art_patch.promotion.sequential import CONTROL_DAYS  # noqa: E402
+from art_patch.promotion.signals import SIGNALS, add_bets, begin_bets  # noqa: E402
 from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
 from tests.benchmarks import incumbent_drift, incumbent_loop, incumbent_overhead  # noqa: E402
@@ -115,8 +119,13 @@ class Draw:
                 liked = min(1.0, max(0.0, rng.gauss(0.6 if kept else 0.7, 0.15)))
                 self.scores.append(Score(f"j{number}", key, "ruler", liked, "ruler", at + 3_600, group_id=group))
 
-    def is_retired(self, day: float) -> bool:
-        """Whether a look at this day retires the champion."""
+    def is_retired(self, day: float, found: Evidence | None = None) -> bool:
+        """Whether a look at this day retires the champion; `found` is what it sees, if that is known."""
+        found = found or self.evidence(day)
+        return decide_control(found, begin=max(0.0, day * DAY - CONTROL_S), config=CONFIG).action == "roll back"
+
+    def evidence(self, day: float) -> Evidence:
+        """What a look at this day sees."""
         now = day * DAY
         since = max(0.0, now - CONTROL_S)
         begin, end = (bisect_left(self.calls, at, key=lambda call: call.at) for at in (since, now))
@@ -124,19 +133,40 @@ class Draw:
         ids = {call.trajectory_id for call in calls}
         scores = tuple(score for score in self.scores if score.trajectory_id in ids and score.at <= now)
         traffic = ArmTraffic(calls, scores, ((since, 100 * (1 - self.world.control)),), since == 0.0)
-        found = evidence_of(traffic, challenger=CHAMPION, champion=UPSTREAM_ARM, state="canary", now=now)
-        return decide_control(found, begin=since, config=CONFIG).action == "roll back"
+        return evidence_of(traffic, challenger=CHAMPION, champion=UPSTREAM_ARM, state="canary", now=now)
+
+
+def proven_by(found: Evidence, begin: float) -> float:
+    """The day by which the bets on one signal prove that the champion is worse, by all that a later look knows."""
+    days = [math.inf]
+    for signal in SIGNALS:
+        tolerance, needed = getattr(CONFIG, signal.tolerance), 1 / (CONFIG.alpha * signal.control_share)
+        bets = begin_bets(signal, tolerance, CONFIG.margin)
+        bets.spread(CONTROL_DAYS * DAY, begin=begin, is_whole=found.is_whole)
+
+        def note(one: Observation, bets: Bets = bets, needed: float = needed) -> None:
+            if bets.most_worse >= needed:
+                days.append(one.at / DAY)
+
+        add_bets(bets, signal, found.observations.get(signal.name, ()), tolerance, note)
+    return min(days)
 
 
 def retired_after(world: World, seed: int) -> float:
     """Days after the change until a look retires the champion; infinite if none does."""
     draw = Draw(world, seed)
-    # A proof stands in all later looks that know its sessions, so the first look that sees it is found by halving.
+    # A proof stands in all later looks that know its sessions, so the first look that sees it is found by halving. What
+    # the last one knows tells about where it is, which saves most of the looks.
     low, high = 0, round((world.days - world.change) / STEP)
-    if not draw.is_retired(world.change + high * STEP):
+    last = draw.evidence(world.days)
+    if not draw.is_retired(world.days, last):
         return math.inf
+    about = proven_by(last, max(0.0, world.days * DAY - CONTROL_S))
+    first = [math.ceil((about - world.change) / STEP) - early for early in (0, 1)] if about < math.inf else []
     while high - low > 1:
-        middle = (low + high) // 2
+        middle = first.pop(0) if first else (low + high) // 2
+        if not low < middle < high:
+            continue
         low, high = (low, middle) if draw.is_retired(world.change + middle * STEP) else (middle, high)
     return high * STEP
 
