@@ -40,8 +40,9 @@ class ErasureReport:
         """Return what it is about, and how many rows of which kind."""
         its = self.erasure
         # The number of messages is unknown while other trajectories may share them with these.
-        parts = ("calls", "messages", "scores", "spans", "corrections", "judgements")
-        found = [counted(count, part.removesuffix("s"), part) for part in parts if (count := getattr(its, part))]
+        parts = ("calls", "messages", "scores", "spans", "corrections", "gate_answers", "judgements")
+        numbers = {part.replace("_", " "): getattr(its, part) for part in parts}
+        found = [counted(count, name.removesuffix("s"), name) for name, count in numbers.items() if count]
         if its.trajectories:
             found.insert(0, counted(its.trajectories, "trajectory", "trajectories"))
         nothing = "nothing left but the end of an erasure that was cut short"

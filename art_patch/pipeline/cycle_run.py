@@ -19,6 +19,7 @@ from art_patch._lib.option import Option
 from art_patch._lib.visible_text import one_line, sentences, visible
 from art_patch.gate import GateConfig
 from art_patch.promotion import CanaryConfig
+from art_patch.settings import Redact
 from art_patch.types import JSON
 
 if TYPE_CHECKING:  # so that the command line can read the options below without loading SQLAlchemy
@@ -70,6 +71,7 @@ class CycleConfig:
     idle_minutes: float | None = None  # nothing is done if apps made calls within so many minutes
     keep_days: float | None = None  # delete trajectories whose newest call is older
     keep_trajectories: int | None = None  # delete all but so many of the newest
+    redact: Redact = None  # applied to the answers of a gate before they are kept
     search: bool = True  # extend the search index when the cycle ends; else delete it
 
 

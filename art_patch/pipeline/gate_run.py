@@ -20,20 +20,22 @@ from art_patch import gate, promotion, rewards
 from art_patch._lib.ids import new_id
 from art_patch.errors import JudgeError
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.keep_answers import keep_answers
 from art_patch.pipeline.replay_runs import Reruns, rerun
 from art_patch.pipeline.resample_turns import answer_again, is_text
-from art_patch.types import UPSTREAM, Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
+from art_patch.types import UPSTREAM, UPSTREAM_ARM, Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
 
 _CONCURRENCY = 16
 _ORDERS: tuple[rewards.Order, ...] = ("shuffled", "reversed")
 
 
 def run_gate(
-    run: Cycle, candidate: Policy, champion: Policy | None, config: gate.GateConfig | None = None
+    run: Cycle, candidate: Policy, champion: Policy | None, config: gate.GateConfig | None = None, *, keeps: bool = True
 ) -> gate.Verdict:
     """Let both policies answer and the judge rank the answers, and return the verdict; no policy's state is changed.
 
     Without a `champion` the candidate is compared with upstream's recorded answers. `config` overrules the cycle's.
+    `keeps`: the answers are kept for people, who read them beside the verdict in the ledger.
 
     Raises `EngineError`, also if a prompt is rendered otherwise than recorded, and `JudgeError` if an order has no
     score.
@@ -85,6 +87,7 @@ def run_gate(
         verdict = replace(verdict, reason=f"{verdict.reason}; {words}")
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
     metrics = _counts(asked, held_out, judged, scored, config) | dict(verdict.metrics)
+    metrics["against"] = UPSTREAM_ARM if champion is None else champion.name
     if reruns.metrics is not None:
         metrics["reruns"] = dict(reruns.metrics) | ({"largest_reward": scored.largest} if scored.largest > 1 else {})
     metrics["checks"] = [asdict(finding) for finding in findings]
@@ -93,6 +96,8 @@ def run_gate(
     if beside is not None:
         metrics["judge_calls"] += sum(report.calls for report in beside.reports)
     run.metrics["gate" if champion is not None else "upstream_gate"] = metrics
+    if keeps:
+        keep_answers(run, candidate, champion, held_out.groups, comparisons, scored.reports)
     return replace(verdict, reason=_reason(verdict, held_out), metrics=metrics)
 
 

@@ -50,7 +50,8 @@ def evaluate(
             held.store, judge, config, held.guarding(progress), at, engine, adapters, who, gate_judge=gate_judge
         )
         with _unloading(run, ours.name, theirs.name):
-            return theirs.name, gate_run.run_gate(run, ours, theirs)
+            # The ledger notes no verdict, so the answers would stand beside the scores of another gate.
+            return theirs.name, gate_run.run_gate(run, ours, theirs, keeps=False)
 
 
 def _policies(store: Store, policy: str, against: str | None) -> tuple[Policy, Policy]:

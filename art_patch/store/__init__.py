@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         without_password,
     )
     from art_patch.store.erasure.rights import Erasure
+    from art_patch.store.ledger.gate_answers import GateTurn
     from art_patch.store.ledger.leases import Lease, Leases, lost
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.route import read_route

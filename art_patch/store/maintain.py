@@ -61,6 +61,8 @@ _REFERENCES: tuple[tuple[str, Column[Any], Column[Any]], ...] = (
     ("{} trained rows whose policy is missing", tables.trained_rows.c.policy, tables.policies.c.name),
     ("{} trained rows whose call is missing", tables.trained_rows.c.call_id, tables.calls.c.id),
     ("{} trained rows whose trajectory is missing", tables.trained_rows.c.trajectory_id, tables.trajectories.c.id),
+    ("{} gate answers whose policy is missing", tables.gate_answers.c.policy, tables.policies.c.name),
+    ("{} gate answers whose trajectory is missing", tables.gate_answers.c.trajectory_id, tables.trajectories.c.id),
     ("{} members of exports whose export is missing", tables.export_members.c.export_id, tables.exports.c.id),
 )
 

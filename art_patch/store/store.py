@@ -15,6 +15,7 @@ from art_patch.store.write import Writer
 if TYPE_CHECKING:
     from art_patch.store.erasure.rights import Rights
     from art_patch.store.ledger.consent import Consent
+    from art_patch.store.ledger.gate_answers import GateAnswers
     from art_patch.store.ledger.leases import Lease, Leases
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.notices import Notices
@@ -47,6 +48,7 @@ class Store:
     groups: Groups  # lists of groups, what each taught, and what people review
     audit: Audit  # who has changed what
     ledger: Ledger  # reads and changes groups, policies and the route: the decisions of the job and the operator
+    gate_answers: GateAnswers  # what both policies of a gate answered, for people
     consent: Consent  # says whose runs may be learned from
     leases: Leases  # locks over all machines, so that for example only one process runs a cycle
     servers: Servers  # the model servers that run, so that one takes the route over when another one ends

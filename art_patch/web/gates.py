@@ -1,17 +1,21 @@
-"""What a page shows of a gate: its numbers, and the ends of the pictures' scale."""
+"""What a page shows of a gate: its numbers, the ends of the pictures' scale, and the answers to held-out prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 from art_patch import gate as gate_test
 from art_patch import insights
-from art_patch.store import Store
+from art_patch.store import GateTurn, Store
 from art_patch.types import JSON
+from art_patch.web.word_diff import compared
 
 _LEAST_SCALE = 0.05
 _MOST_SHOWN = 8  # held-out scenarios that were lost, and won
+_MOST_TURNS = 2  # of a scenario
 
 
 def gate_facts(gate: Any) -> JSON | None:
@@ -42,17 +46,20 @@ def gate_facts(gate: Any) -> JSON | None:
         "checks": [dict(each) for each in its.get("checks") or ()],
         "ruined": [str(key) for key in its.get("ruined") or ()],
         "results": [dict(each) for each in its["results"]] if "results" in its else None,
+        "against": its.get("against"),  # a policy, or `upstream`
+        "reruns": bool(its.get("reruns")),
         "more_needed": its.get("more_needed"),
         "left": dict(its.get("left") or {}),
     }
 
 
-def prompts(gate: JSON | None, opened: Store) -> JSON | None:
-    """Return the held-out scenarios that a candidate lost and won most, each with a run of it and its first words.
+def prompts(policy: str, gate: JSON, opened: Store) -> JSON | None:
+    """Return the held-out scenarios that a candidate lost and won most, with a run, its first words and both answers.
 
-    `None` if the gate's release did not keep the results of single scenarios.
+    `None` if the gate's release did not keep the results of single scenarios. A scenario has no `turns` if that release
+    did not keep answers (`answers_kept`), if their run was erased since, or if the gate repeated whole runs of it.
     """
-    if gate is None or gate["results"] is None:
+    if gate["results"] is None:
         return None
     by_loss = [each | {"difference": each["candidate"] - each["champion"]} for each in gate["results"]]
     lost = [each for each in by_loss if each["difference"] < -gate_test.TIE]
@@ -63,12 +70,43 @@ def prompts(gate: JSON | None, opened: Store) -> JSON | None:
     keys = [run for its in runs.values() for run in its]
     openings = {each.id: each.opening for each in opened.browse.summaries(keys, openings=True)}
 
+    against = gate["against"]
+    answers = {} if against is None else opened.gate_answers.of(policy, against, groups)
+
     def with_run(each: JSON) -> JSON:
         run = next(iter(runs.get(each["group"], ())), None)
-        return {**each, "run": run if run in openings else None, "opening": openings.get(run or "")}
+        turns = answers.get(each["group"], [])
+        return {
+            **each,
+            "run": run if run in openings else None,
+            "opening": openings.get(run or ""),
+            "turns": list(map(_turn, turns[:_MOST_TURNS])),
+            "turns_cut": max(0, len(turns) - _MOST_TURNS),
+        }
 
     counts = {"lost": len(lost), "won": len(won), "even": len(by_loss) - len(lost) - len(won)}
-    return {name: [with_run(each) for each in its] for name, its in shown.items()} | {"counts": counts}
+    about = {"counts": counts, "against": against, "answers_kept": against is not None, "reruns": gate["reruns"]}
+    return {name: [with_run(each) for each in its] for name, its in shown.items()} | about
+
+
+def _turn(turn: GateTurn) -> JSON:
+    """Return one answer of each policy to a turn, with their words compared."""
+    ours, theirs = _typical(turn.candidate), _typical(turn.champion)
+    both = compared([ours["message"]] if ours else [], [theirs["message"]] if theirs else [])
+    about = [
+        {"of": len(its), "score": one and one["score"], "finish_reason": one and one["finish_reason"]}
+        for its, one in ((turn.candidate, ours), (turn.champion, theirs))
+    ]
+    return {"run": turn.trajectory_id, "call": turn.call_id, "answers": about, "compared": both}
+
+
+def _typical(answers: Sequence[JSON]) -> JSON | None:
+    """Return the answer whose score is nearest to the mean of all; without scores the first one."""
+    scores = [each["score"] for each in answers if each["score"] is not None]
+    if not scores:
+        return answers[0] if answers else None
+    mean = fmean(scores)
+    return min(answers, key=lambda each: math.inf if each["score"] is None else abs(each["score"] - mean))
 
 
 def scale_of(gates: Iterable[JSON | None]) -> float:

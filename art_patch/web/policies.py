@@ -99,7 +99,7 @@ def one(asked: Asked) -> JSON:
         "waits": metrics.get("waits") if policy.state == "candidate" else None,
         "gates": gates,
         "scale": scale_of(gates.values()),
-        "prompts": prompts(gates.get("gate"), opened),
+        "prompts": {key: prompts(name, its, opened) for key, its in gates.items()},
         "test": kept(f"test {name}", _TEST_FRESH_S, lambda: _test(asked)) if is_tested else None,
         "watched": (watch := metrics.get("watch")),
         "watched_words": insights.canary_in_words(watch) if watch else None,

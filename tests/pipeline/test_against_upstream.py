@@ -84,6 +84,12 @@ def test_a_learner_that_is_as_good_as_upstream_is_tested_beside_it(store: Store)
     assert policy is not None
     assert (policy.metrics[KEY]["passed"], policy.metrics[KEY]["at"]) == (True, 9.0)
     assert report.metrics[KEY]["turns"] == 12
+    assert policy.metrics[KEY]["against"] == "upstream"
+    kept = store.gate_answers.of(LEARNER, "upstream", [each["group"] for each in policy.metrics[KEY]["results"]])
+    assert len(kept) == 12
+    for (turn,) in kept.values():
+        assert (len(turn.candidate), len(turn.champion)) == (4, 1)
+        assert str(turn.champion[0]["message"]["content"]).startswith("fair answer to q")
 
 
 def test_one_that_is_worse_learns_on_and_is_not_compared_again(store: Store):

@@ -17,6 +17,7 @@ from art_patch.gate import GateConfig, Turn, Verdict, data_hash
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.rewards.checks import make_check
+from art_patch.settings import Redact
 from art_patch.store import Store, open_store
 from art_patch.types import Call, Policy, Trajectory
 from tests.support.ruled_gate import (
@@ -36,10 +37,10 @@ from tests.support.ruled_gate import (
 def decided(
     store: Store, *, says: Says = says, judge: RuledJudge | None = None, candidate: Policy = CANDIDATE,
     now: float = 9.0, checks: Sequence[Callable[[Trajectory], Any]] = (), gate_judge: RuledJudge | None = None,
-    **gate: Any,
+    redact: Redact = None, **gate: Any,
 ) -> tuple[Verdict, dict[str, Any]]:  # fmt: skip
     small = GateConfig(**{"min_scenarios": 8} | gate)
-    config = CycleConfig(gate=small, checks=tuple(make_check(check) for check in checks))
+    config = CycleConfig(gate=small, checks=tuple(make_check(check) for check in checks), redact=redact)
     run = Cycle(
         store, judge or RuledJudge(rates), config, lambda *_: None, now, RuledEngine(says), Path("/none"), "test",  # type: ignore[arg-type]
         gate_judge=gate_judge,
@@ -181,6 +182,62 @@ def test_users_who_just_arrived_do_not_steer_it_and_it_says_so(store: Store):
     assert "3 more are needed" in verdict.reason
     assert verdict.reason.endswith("(held out but not asked: 5 of users who just arrived)")
     assert decided(store, now=500_001.0, min_scenarios=18, new_user_s=0.0)[0].promote
+
+
+@pytest.fixture
+def ledger(store: Store) -> Store:
+    """The policies are in the ledger, as they are in a cycle."""
+    store.ledger.add_base("agent@0", "base", "0" * 64, who="test")
+    store.ledger.add_candidate(CANDIDATE, trained_on=[], who="test")
+    return store
+
+
+def test_both_answers_to_each_held_out_turn_are_kept_with_their_scores(ledger: Store):
+    def secret(policy: str, question: str, number: int) -> str:
+        key = "sk-proj-" + "a1B2" * 12
+        return f"good, the key is {key}" if (policy, question) == ("agent@1", "q0") else says(policy, question, number)
+
+    _, metrics = decided(ledger, suite=suite("refund"))
+    assert metrics["against"] == "agent@0"
+    groups = [each["group"] for each in metrics["results"]]
+    found = ledger.gate_answers.of("agent@1", "agent@0", groups)
+    assert sorted(found) == sorted(groups)  # and not the suite, which no run belongs to
+    for turn in (turn for turns in found.values() for turn in turns):
+        (run,) = ledger.read.trajectories([turn.trajectory_id])
+        question = run.calls[0].messages[-1]["content"]
+        assert turn.call_id == run.calls[0].id
+        for side, name, score in ((turn.candidate, "agent@1", 0.8), (turn.champion, "agent@0", 0.5)):
+            assert side == tuple(
+                {
+                    "message": {"role": "assistant", "content": says(name, question, number)},
+                    "finish_reason": "stop",
+                    "score": pytest.approx(score),
+                }
+                for number in range(4)
+            )
+    # A second gate of both replaces them; texts are redacted where the job is set to.
+    skips = RuledJudge(rates, skips=lambda group, order: group.scenario_key == "task:q1")
+    decided(ledger, says=secret, judge=skips, redact="secrets")
+    found = ledger.gate_answers.of("agent@1", "agent@0", groups)
+    assert sum(map(len, found.values())) == COUNT
+    texts = [str(each["message"]["content"]) for turns in found.values() for each in turns[0].candidate]
+    assert sum("the key is" in text for text in texts) == 4
+    assert not any("sk-proj" in text for text in texts)
+    assert [turns[0].candidate[0]["score"] for turns in found.values()].count(None) == 1
+    assert ledger.verify() == []
+
+
+def test_an_erasure_while_a_gate_runs_leaves_no_answers_of_it(ledger: Store):
+    def erases(policy: str, question: str, number: int) -> str:
+        if (policy, question, number) == ("agent@1", "q3", 0):
+            ledger.rights.erase(user="u", who="test")
+        return says(policy, question, number)
+
+    traffic(ledger, 50, user="u")
+    _, metrics = decided(ledger, says=erases)
+    found = ledger.gate_answers.of("agent@1", "agent@0", [each["group"] for each in metrics["results"]])
+    assert (len(metrics["results"]), len(found)) == (COUNT + 1, COUNT)
+    assert ledger.verify() == []
 
 
 def test_without_scenarios_it_rejects(tmp_path: Path):

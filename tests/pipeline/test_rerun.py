@@ -94,8 +94,11 @@ def test_both_policies_run_it_again_and_nothing_of_that_stays(place: Place, base
         place.store, judge, replace(config, checks=(make_check(by_candidate),)), lambda *_: None, 9.0, place.client,
         place.adapters, "test",
     )  # fmt: skip
+    place.store.ledger.add_candidate(candidate, trained_on=[], who="test")
     verdict = run_gate(run, candidate, champion)
 
+    kept = place.store.gate_answers.of("agent@1", champion.name, [each["group"] for each in verdict.metrics["results"]])
+    assert len(kept) == 2  # of the turns; the answers of whole runs are gone with them
     metrics = dict(verdict.metrics)
     reruns = metrics["reruns"]
     redacted = next(why for why in reruns["left"] if "redacted" in why)

@@ -73,7 +73,9 @@ def test_the_better_one_is_named_and_nothing_changes(ledger: Store, tmp_path: Pa
     assert (other, verdict.promote, verdict.metrics["difference"]) == ("agent@1", False, pytest.approx(-0.3))
     assert engine.served == ["agent@0"]
     assert before == (ledger.ledger.policies(), ledger.ledger.route(), ledger.ledger.history(limit=50))
-    assert len(ledger.read.groups(state="formed", held_out=True)) == COUNT
+    held_out = ledger.read.groups(state="formed", held_out=True)
+    assert len(held_out) == COUNT
+    assert ledger.gate_answers.of("agent@1", "agent@0", [group.id for group in held_out]) == {}
     assert ledger.verify() == []
 
 

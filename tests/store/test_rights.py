@@ -127,7 +127,7 @@ def test_the_audit_log_says_that_and_not_whose(full: Store, execute: Execute):
     details = [json.loads(one) if isinstance(one, str) else one for _, _, one in rows]
     digest = hashlib.sha256(b"session-u1").hexdigest()
     metrics = {"trajectories": 1, "calls": 2, "messages": 7, "scores": 1, "spans": 1, "groups": 1}
-    metrics |= {"corrections": 0, "judgements": 0}
+    metrics |= {"corrections": 0, "gate_answers": 0, "judgements": 0}
     assert [(who, action) for who, action, _ in rows] == [("me", "erased"), ("me", "erase")]
     assert details[0] == {"what": "session", "sha256": digest} | metrics
     assert details[1]["sha256"] == digest

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from art_patch._lib.process import Owner
 from art_patch.errors import ArtPatchError
-from art_patch.store import Filter, GroupFilter, Lease, SentItem, Server, Store
+from art_patch.store import Filter, GateTurn, GroupFilter, Lease, SentItem, Server, Store
 from art_patch.store.schema.tables import whole
 from art_patch.types import AppReport, Correction, Group, Judgement, Policy, Score, SpanInfo, TrainedRow, Trajectory
 from tests.support.store_samples import call, info
@@ -50,6 +50,7 @@ def fill(store: Store, whose: str, mark: str) -> None:
     candidate = Policy("agent@1", f"/{mark}", "ff", "candidate", 2.0, path=f"/{mark}/agent@1", parent="agent@0")
     row = TrainedRow("shared-call", 0, "shared", "shared-group", 1.0, 1.0)
     store.ledger.add_candidate(candidate, trained_on=["shared-group"], rows=[row], who=mark)
+    store.gate_answers.keep("agent@1", "agent@0", gate_turns(mark))
     if whose == "zebra":
         store.ledger.add_candidate(
             Policy("zebra@1", f"/{mark}", "ff", "candidate", 3.0), trained_on=["zebra-run-group"], who=mark
@@ -62,6 +63,11 @@ def fill(store: Store, whose: str, mark: str) -> None:
     store.sent.add("tracker", [SentItem("shared", mark, "shared")], now=1.0)
     if whose == "zebra":
         store.search.extend()
+
+
+def gate_turns(said: str) -> list[GateTurn]:
+    answers = ({"message": {"role": "assistant", "content": said}, "finish_reason": "stop", "score": 0.5},)
+    return [GateTurn("shared-call", "shared", "shared-group", answers, answers)]
 
 
 def rows_of(store: Store, project: str) -> Mapping[str, Any]:
@@ -148,6 +154,7 @@ READS: dict[str, Attempt] = {
     "ledger.challenger": lambda s: s.ledger.challenger(),
     "ledger.history": lambda s: [{k: v for k, v in one.items() if k != "id"} for one in s.ledger.history()],
     "ledger.route": lambda s: s.ledger.route(),
+    "gate_answers.of": lambda s: dict(s.gate_answers.of("agent@1", "agent@0", GROUPS)),
     "consent.withdrawn": lambda s: s.consent.withdrawn(),
     "consent.learned_from": lambda s: s.consent.learned_from(RUNS),
     "consent.left_out": lambda s: s.consent.left_out(),
@@ -180,6 +187,8 @@ WRITES: dict[str, Attempt] = {
     "ledger.set_engine": lambda s: s.ledger.set_engine(None, who="me"),
     "ledger.set_mode": lambda s: s.ledger.set_mode("off", who="me"),
     "ledger.add_base": lambda s: s.ledger.add_base("zebra@0", "/mine", "ff", who="me", now=5.0),
+    "gate_answers.keep": lambda s: s.gate_answers.keep("agent@1", "agent@0", gate_turns("mine")),
+    "gate_answers.keep of theirs": lambda s: s.gate_answers.keep("zebra@1", "agent@0", gate_turns("mine")),
     "consent.withdraw": lambda s: s.consent.withdraw("u", who="me", now=5.0),
     "consent.give": lambda s: s.consent.give("zebra-user", who="me", now=5.0),
     "consent.spread": lambda s: (s.write([info("shared", learn=False)]), s.consent.spread()),

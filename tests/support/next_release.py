@@ -14,7 +14,7 @@ import art_patch
 from art_patch.store import HEAD
 
 PACKAGE = Path(art_patch.__file__).parent
-NEXT = "0006"
+NEXT = f"{int(HEAD) + 1:04}"
 
 TABLE = """
 later = Table("later", metadata, Column("id", Integer, primary_key=True))

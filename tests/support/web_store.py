@@ -14,7 +14,7 @@ from typing import Any
 
 from art_patch._lib.ids import new_id
 from art_patch.settings import Settings, load_settings
-from art_patch.store import Store, open_store
+from art_patch.store import GateTurn, Store, open_store
 from art_patch.types import (
     Call,
     Choice,
@@ -129,6 +129,8 @@ class Shop:
             "judge": "openai/gpt-5-mini",
             "rubric": "7f90c71e39ee",
             "judge_calls": 68,
+            "against": candidate.parent,
+            "results": self._held_out(candidate, [each for each in groups if each.held_out], gain),
         }
         words = (
             f"scores {worth:.3f} against {worth - gain:.3f} on 34 held-out scenarios, a difference of {gain:+.3f}; "
@@ -150,6 +152,24 @@ class Shop:
         )
         self.canary = name if state == "canary" else None
         return name if state == "champion" else None
+
+    def _held_out(self, candidate: Policy, groups: list[Group], gain: float) -> list[dict[str, Any]]:
+        """Keep what both policies answered in the gate, and return their scores by scenario, the worst first."""
+        rng = random.Random(candidate.name)
+        turns, results = list[GateTurn](), list[dict[str, Any]]()
+        for group in groups:
+            theirs = round(rng.random(), 2)
+            ours = round(min(1.0, max(0.0, theirs + gain + rng.gauss(0, 0.2))), 2)
+            results.append({"group": group.id, "candidate": ours, "champion": theirs})
+            (first, last) = group.trajectories[0].calls
+            said = last.choices[0].message["content"]
+            sides = [
+                ({"message": {"role": "assistant", "content": text}, "finish_reason": "stop", "score": score},)
+                for text, score in ((f"{said} Can I help you further? {self.said}".strip(), ours), (said, theirs))
+            ]
+            turns.append(GateTurn(last.id, first.trajectory_id, group.id, *sides))
+        self.store.gate_answers.keep(candidate.name, candidate.parent or "upstream", turns)
+        return sorted(results, key=lambda each: each["candidate"] - each["champion"])
 
     def _run(self, at: float, serving: str) -> Trajectory:
         """One run: the model looks a price up, a sub-agent checks stock, and the model answers."""

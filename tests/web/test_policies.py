@@ -16,7 +16,7 @@ from art_patch._lib.ids import new_id
 from art_patch.policies import base_fingerprint
 from art_patch.serving import EmbeddedEngine
 from art_patch.settings import Settings, load_settings
-from art_patch.store import Store, open_store
+from art_patch.store import GateTurn, Store, open_store
 from art_patch.types import Call, Choice, Group, Policy, Score, TrajectoryInfo
 from tests.support.engines import ADMIN_KEY, serve
 from tests.support.tiny import make_tiny_adapter
@@ -129,14 +129,64 @@ def test_why_a_candidate_was_rejected_is_one_click_from_the_first_page(server: S
     assert "Not proven better than the policy that it was tested against" in page
     assert "cut off 0.4 against 0" in page
     assert page.count('class="interval') == 3
-    assert "keeps the scores, not the answers" in page
-    prompts = json_of(server, "policies/agent@1")["prompts"]
+    assert "The release that ran this gate did not keep the answers." in page
+    assert "<summary>Both answers</summary>" not in page
+    (prompts,) = json_of(server, "policies/agent@1")["prompts"].values()
+    assert (prompts["answers_kept"], prompts["lost"][0]["turns"]) == (False, [])
     assert prompts["counts"] == {"lost": 1, "won": 1, "even": 1}
     assert [(each["group"], each["run"]) for each in prompts["lost"]] == [("group-1", "run-0")]
     assert prompts["lost"][0]["opening"].startswith("how many?")
     assert [(each["group"], each["run"]) for each in prompts["won"]] == [("erased", None)]
     assert "1 won, 1 lost, 1 even." in page
     assert "erased since" in page
+
+
+def answered(*texts: str) -> tuple[dict[str, Any], ...]:
+    """Answers, each with a better score than the one before."""
+    return tuple(
+        {"message": {"role": "assistant", "content": text}, "finish_reason": "length", "score": 0.1 * number}
+        for number, text in enumerate(texts)
+    )
+
+
+def test_a_lost_prompt_shows_both_answers_until_its_run_is_erased(server: Served, project: tuple[Settings, Store]):
+    store, calls = project[1], {run.id: run.calls[0].id for run in project[1].read.trajectories(["run-0", "run-1"])}
+    long = "word " * 5_000
+    for against, key, said in (("agent@0", "gate", "Five plums cost 15."), ("upstream", "upstream_gate", long)):
+        ours = answered("no", f"Five plums {EVIL} cost 12.", "yes")
+        turn = GateTurn(calls["run-0"], "run-0", "group-1", ours, answered(said))
+        store.gate_answers.keep("agent@3", against, [turn])
+        store.ledger.keep_metrics("agent@3", metrics={key: GATE | {"against": against}})
+    facts = json_of(server, "policies/agent@3")["prompts"]
+    assert [(name, its["against"]) for name, its in facts.items()] == [
+        ("gate", "agent@0"),
+        ("upstream_gate", "upstream"),
+    ]
+    ((turn,),) = [each["turns"] for each in facts["gate"]["lost"]]
+    assert (turn["run"], turn["call"]) == ("run-0", calls["run-0"])
+    assert turn["answers"] == [
+        {"of": 3, "score": 0.1, "finish_reason": "length"},
+        {"of": 1, "score": 0.0, "finish_reason": "length"},
+    ]
+    (pair,) = turn["compared"]["pairs"]
+    assert pair["left"]["pieces"] == [["same", "Five plums "], ["only", f"{EVIL} "], ["same", "cost "], ["only", "12."]]
+    assert facts["gate"]["won"][0]["turns"] == []
+    assert facts["upstream_gate"]["lost"][0]["turns"][0]["compared"]["pairs"][0]["right"]["cut"] > 10_000
+    with server.entered() as client:
+        page = client.get("/p/bot/policies/agent@3").text
+        assert EVIL not in page
+        assert page.count("<summary>Both answers</summary>") == 2
+        assert "agent@3, score 0.10, 1 of 3 answers, ended by length" in page
+        assert "<mark>15.</mark>" in page
+        assert "more characters" in page
+        assert "Its answers are not there: the run was erased, or is older than what is kept." in page
+        assert "proven better than agent@0" in page
+        store.rights.erase(trajectory="run-0", who="ada")
+        page = client.get("/p/bot/policies/agent@3").text
+        assert "Both answers" not in page
+        assert "plums" not in page
+        assert page.count("Its answers are not there") == 4
+    assert json_of(server, "policies/agent@3")["prompts"]["gate"]["lost"][0]["turns"] == []
 
 
 def test_a_running_test_shows_its_evidence_over_time(server: Served):

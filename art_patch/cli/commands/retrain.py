@@ -187,6 +187,7 @@ def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:
         embed=make_embed(settings),
         checks=rewards.load_checks(settings.checks),
         combination=rewards.load_combination(settings.reward, criteria=settings.criteria),
+        redact=settings.redact,
     )
 
 

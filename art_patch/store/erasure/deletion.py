@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 # A transaction takes steps until its time is over. These bound one step, so that it takes a few milliseconds.
 _CALLS = 100
-_ROWS = 500  # spans, scores or corrections
+_ROWS = 500  # spans, scores, corrections or answers of gates
 _TRAJECTORIES = 50
 _MANY_BLOBS = 500  # then tools are collected in between, so that the row `collecting` stays small
 
@@ -44,7 +44,7 @@ _MANY_BLOBS = 500  # then tools are collected in between, so that the row `colle
 WAITING = ("formed", "scored")
 
 # All tables that name a trajectory. A new one must be added here; where its rows may be many, to the first ones.
-_MANY = (tables.spans, tables.scores, tables.corrections)
+_MANY = (tables.spans, tables.scores, tables.corrections, tables.gate_answers)
 _NOTES = (tables.export_members, tables.sent, tables.trained_rows)
 NAMING = (tables.calls, *_MANY, *_NOTES)
 
@@ -91,7 +91,7 @@ class Deletion:
 
     def metrics(self) -> dict[str, Any]:
         """Return the number of rows deleted so far by kind, such as `calls` and `scores`."""
-        names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "judgements")
+        names = ("trajectories", "calls", "messages", "scores", "spans", "corrections", "gate_answers", "judgements")
         return {name: self._counts[name] for name in names}
 
     def delete(self, ids: Sequence[str], only: ColumnElement[bool] | None = None) -> None:

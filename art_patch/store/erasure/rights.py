@@ -159,8 +159,8 @@ class Rights(Part):
             if dry_run or not total:
                 subquery = select(_T.c.id).where(old)
                 found = count_rows(connection, lambda column: column.in_(subquery))
-                del found["corrections"]
-                return Pruned(trajectories=total, messages=None if total else 0, dry_run=dry_run, **found)
+                shown = {name: found[name] for name in ("calls", "scores", "spans")}
+                return Pruned(trajectories=total, messages=None if total else 0, dry_run=dry_run, **shown)
         reason = "its siblings are older than what is kept"
         deletion = Deletion(self._database, reason, progress, total)
         while True:  # in portions of ids, so that memory is bounded
@@ -218,6 +218,7 @@ class Erasure:
     scores: int = 0
     spans: int = 0
     corrections: int = 0
+    gate_answers: int = 0  # turns of these trajectories whose answers a gate kept
     judgements: int = 0  # judgements of groups that became empty
     groups: tuple[str, ...] = ()  # ids of the groups that held one of the trajectories
     # Ids of those groups that waited for training and cannot be used with fewer than two members left.
@@ -272,10 +273,10 @@ def strays(connection: Connection, trajectories: Collection[str]) -> list[str]:
 
 
 def count_rows(connection: Connection, these: Callable[[Any], ColumnElement[bool]]) -> dict[str, int]:
-    """Return the numbers of calls, scores, spans and corrections whose trajectory id meets the condition `these`."""
+    """Return the numbers of rows of each kind whose trajectory id meets the condition `these`."""
     return {
         table.name: connection.scalar(select(func.count()).select_from(table).where(these(table.c.trajectory_id))) or 0
-        for table in (_C, tables.scores, tables.spans, tables.corrections)
+        for table in (_C, tables.scores, tables.spans, tables.corrections, tables.gate_answers)
     }
 
 

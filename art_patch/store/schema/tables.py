@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 
 # Newest migration. A store at another revision is migrated, or refused if the revision is unknown. Revisions that begin
 # with the same two digits only add to the schema, so apps of this release may write to a store of a later one.
-HEAD = "0005"
+HEAD = "0006"
 
 # The columns that say whose row it is. `Database.write` hands their values to each insert.
 SCOPE = ("project_id", "agent_id")
@@ -201,6 +201,14 @@ trained_rows = _table(
     _index("trained_rows_trajectory", "trajectory_id"),
     policy=_key(Text), call_id=_key(Text), choice=_key(_Count),
     trajectory_id=Text, group_id=Text, advantage=Float, weight=Float,
+)  # fmt: skip
+
+# What both policies answered to a held-out turn in a gate; `answers` is compressed JSON.
+gate_answers = _table(
+    "gate_answers",
+    _index("gate_answers_trajectory", "trajectory_id"),
+    _index("gate_answers_policy", "policy", "against", "group_id"),
+    id=_key(Text), policy=Text, against=Text, group_id=Text, call_id=Text, trajectory_id=Text, answers=LargeBinary,
 )  # fmt: skip
 
 scores = _table(
