@@ -8,13 +8,14 @@ of the store would take their answers along when it is erased. So are whole runs
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import cast
 
 from art_patch import gate
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.recording import Redactor
 from art_patch.rewards import JudgeReport
 from art_patch.store import GateTurn
-from art_patch.types import JSON, UPSTREAM_ARM, Choice, Policy
+from art_patch.types import JSON, UPSTREAM_ARM, Call, Choice, Policy
 
 
 def keep_answers(
@@ -37,8 +38,8 @@ def keep_answers(
             continue
         sides: tuple[list[JSON], list[JSON]] = ([], [])
         for sibling in siblings.trajectories:
-            (call,) = sibling.calls if redact is None else map(redact, sibling.calls)
-            (choice,) = call.choices
+            (call,) = sibling.calls
+            (choice,) = (call if redact is None else cast("Call", redact(call))).choices
             given = scores.get(sibling.id)
             sides[sibling.id not in ours].append(_answer(choice, fmean(given) if given else None))
         turns.append(

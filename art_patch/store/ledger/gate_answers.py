@@ -65,10 +65,10 @@ class GateAnswers(Part):
         query = select(*columns).where(_A.c.policy == policy, _A.c.against == against).order_by(_A.c.id)
         found: dict[str, list[GateTurn]] = defaultdict(list)
         with self._database.read() as connection:
-            for *ids, answers in rows_in(connection, query, _A.c.group_id, groups):
+            for call, run, group, answers in rows_in(connection, query, _A.c.group_id, groups):
                 sides = parse(expand(answers))
-                turn = GateTurn(*ids, tuple(sides["candidate"]), tuple(sides["champion"]))
-                found[turn.group_id].append(turn)
+                turn = GateTurn(call, run, group, tuple(sides["candidate"]), tuple(sides["champion"]))
+                found[group].append(turn)
         return found
 
 
