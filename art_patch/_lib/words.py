@@ -31,6 +31,14 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def usd(value: float | None) -> str:
+    """Return an amount in US dollars, `unknown` if it is `None`: `$1,234.50`, `-$0.30`."""
+    if value is None:
+        return "unknown"
+    # -0.004 is shown as $0.00, without a sign.
+    return f"-${-value:,.2f}" if round(value, 2) < 0 else f"${abs(value):,.2f}"
+
+
 def counted(number: int, one: str, many: str) -> str:
     """Return the number with the right noun, singular or plural: `1 call`, `2 calls`."""
     return f"{number} {one if number == 1 else many}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import sys
 import time
 from collections.abc import Generator
@@ -186,6 +187,9 @@ class TrajectoryFilter(RunFilter):
     trainable: Annotated[
         bool | None, Option("Trajectories with, or without, a call that can be trained on.", off="--not-trainable")
     ] = None
+    untrainable: Annotated[
+        str | None, Option("Trajectories with a call that cannot be trained on, for a reason that holds this text.")
+    ] = None
 
 
 FROM_ENV_FILE = set[str]()
@@ -202,6 +206,43 @@ def require_policy(opened: store.Store, name: str | None) -> None:
 def conditions(chosen: store.Filter) -> dict[str, Any]:
     """Return the conditions of a filter by name; for each export the audit log notes the names, not the values."""
     return {name: value for name, value in asdict(chosen).items() if value is not None and name != "shadows"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The options that say what upstream and the engine cost, for `report` and `web`."""
+
+    PANEL: ClassVar[str] = "What it costs"
+
+    upstream_price: Annotated[
+        tuple[float, float] | None,
+        Option(
+            "US dollars that upstream charges for a million prompt tokens and completion tokens.",
+            metavar="IN OUT",
+            env=True,
+        ),
+    ] = None
+    litellm_prices: Annotated[bool, Option("Use litellm's list of prices by model in place of --upstream-price.")] = (
+        False
+    )
+    gpu_usd_per_hour: Annotated[
+        float | None, Option("Cost of the engine's GPUs in US dollars an hour.", least=0.0, env=True)
+    ] = None
+
+    def by_model(self) -> insights.Prices:
+        """Return a function from a model to its prices; without any source it knows none."""
+        given = self.upstream_price
+        if given is not None and self.litellm_prices:
+            raise ConfigError("--upstream-price and --litellm-prices are two sources; choose one")
+        if given is not None and not all(math.isfinite(price) and price >= 0 for price in given):
+            raise ConfigError(f"{given[0]:g} {given[1]:g} are no prices; give dollars a million tokens, such as 0.25 2")
+        return _from_litellm if self.litellm_prices else lambda _: given
+
+
+def _from_litellm(model: str) -> tuple[float, float] | None:
+    # Asked for a thousand tokens, not a million: some providers charge more a token for very long prompts.
+    prompt, completion = rewards.price_usd(model, 1_000, 0), rewards.price_usd(model, 0, 1_000)
+    return None if prompt is None or completion is None else (prompt * 1_000, completion * 1_000)
 
 
 @dataclass(frozen=True, slots=True)

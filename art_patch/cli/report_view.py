@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from art_patch.cli.output import cell, changed, counted, one_line, share
+from art_patch.cli.output import cell, changed, counted, one_line, share, usd
 from art_patch.insights import Report
 
 _COLOURS = {"switch": "green", "do not switch": "red", "not enough data": "yellow"}
@@ -22,7 +22,7 @@ def as_facts(report: Report) -> dict[str, Any]:
     """Return the report as a dictionary for JSON, with computed sums and differences. Unknown numbers are `None`."""
     facts = asdict(report)
     facts["upstream_change"] = report.upstream_change and report.upstream_change._asdict()
-    facts["money"] |= {key: getattr(report.money, key) for key in ("spent_usd", "saved_usd", "saved_if_all_usd")}
+    facts["money"] = report.money.as_facts()
     for told, comparison in zip(facts["comparisons"], report.comparisons, strict=True):
         told["difference"] = comparison.difference
     return facts
@@ -103,10 +103,10 @@ def _money(report: Report) -> Rows:
     costs = (("GPU", money.gpu_usd), ("judge", money.judge_usd), ("updates", money.training_usd))
     return [
         ["money", "as it was", "if ours had answered every call"],
-        ["paid to upstream", _usd(money.upstream_usd), _usd(0.0)],
-        ["not paid, for ours answered", _usd(money.avoided_usd), _usd(every)],
-        *([name, *[_usd(None if usd is None else -usd)] * 2] for name, usd in costs),
-        ["saved in all", _usd(money.saved_usd), _usd(money.saved_if_all_usd)],
+        ["paid to upstream", usd(money.upstream_usd), usd(0.0)],
+        ["not paid, for ours answered", usd(money.avoided_usd), usd(every)],
+        *([name, *[usd(None if cost is None else -cost)] * 2] for name, cost in costs),
+        ["saved in all", usd(money.saved_usd), usd(money.saved_if_all_usd)],
     ]
 
 
@@ -148,10 +148,3 @@ def _escaped(text: str) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} ms"
-
-
-def _usd(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    # -0.004 is shown as $0.00, without a sign.
-    return f"-${-value:,.2f}" if round(value, 2) < 0 else f"${abs(value):,.2f}"

@@ -243,11 +243,11 @@ def normal_gain(name: str, values: Sequence[float], unit: str, *, is_enough: boo
 def agreement(judge: Gain, own: Gain) -> str | None:
     """Return in words that the judge's gain and another contradict each other, or how many values would tell.
 
-    `None` if they do not differ in sign, or the judge sees no gain.
+    `None` if they do not differ in sign, or the judge sees no gain; one that is written as 0.000 is none.
     """
     if judge.low > 0 > own.high:
         return f"{judge.name} and {own.name} disagree: the policy may please the judge alone"
-    if judge.mean <= 0 or own.low > 0:
+    if judge.mean < 0.0005 or own.low > 0:
         return None
     # Of a value between -1 and 1 the standard deviation is at most 1.
     steps = (NormalDist().inv_cdf(_SIDE) + NormalDist().inv_cdf(_POWER)) * (own.sd if own.sd > 0 else 1.0) / judge.mean

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
         time_left, time_left_in_words, worse_in_words,
     )
     from art_patch.insights.run_list import (
-        RunsPage, RunsWanted, newest_of, policy_is_known, run_filter, runs_page, the_run,
+        ORIGINS, RunsPage, RunsWanted, newest_of, policy_is_known, run_filter, runs_page, the_run,
     )
     from art_patch.insights.run_story import (
         Step, content_words, logprob_mean, pairs_of, said_before, steps_of, tool_call_parts, tool_call_words,
         tool_calls_of, tool_name, words_of,
     )
     from art_patch.insights.standing import APPS_SEEN_S, engines, project_status, who_serves
-    from art_patch.insights.switch_advice import Prices, Report, make_report
+    from art_patch.insights.switch_advice import Prices, Report, count_money, make_report
 else:
     __getattr__ = lazily()

@@ -47,13 +47,13 @@ def waits_for(settings: Settings, opened: store.Store) -> list[str]:
     scored = len(opened.read.group_ids(state="scored", held_out=False))
     formed = len(opened.read.group_ids(state="formed", held_out=False))
     held_out = len(opened.read.group_ids(state="formed", held_out=True))
-    least = settings.gate_scenarios
+    least, waiting = settings.gate_scenarios, counted(formed, "group waits", "groups wait")
     if scored < config.min_groups:
-        waiting = counted(formed, "group waits", "groups wait")
         found.append(f"{scored} of {config.min_groups} scored groups that an update needs; {waiting} for the judge")
     if held_out < least:
         found.append(f"{held_out} groups are held out, and the gate needs {least} held-out scenarios")
-    return found or [f"would train: {scored} scored groups, {held_out} held-out groups"]
+    more = f"; {waiting} for the judge" if formed else ""
+    return found or [f"would train: {scored} scored groups, {held_out} held-out groups{more}"]
 
 
 def cycle_ids(directory: Path, prefix: str = "") -> list[str]:

@@ -16,6 +16,19 @@ from art_patch._lib.typed_text import MOST_IDS, duration_s, moment, one_of, the_
 from art_patch._lib.visible_text import one_line
 from art_patch.errors import ConfigError
 
+ORIGINS: Mapping[types.Origin, str] = {
+    "explicit": "named by the app",
+    "otel": "a trace of OpenTelemetry",
+    "stitched": "calls whose messages go on from each other",
+    "single": "a lone call",
+    "imported": "read from a file",
+    "shadow": "a copy of a call, answered in the background",
+    "resampled": "a turn of another run, answered again",
+    "span": "a copy of a part of another run",
+    "branch": "another run, from one of its turns on",
+}
+"""How a run was recognised, in words."""
+
 CATCH_UP_S = 2.0  # for which a search extends the index first
 
 

@@ -18,9 +18,9 @@ policy.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, variance
-from typing import Literal
+from typing import Any, Literal
 
 from art_patch.gate import lower_bound
 from art_patch.types import RunValue, Served, UpstreamChange, Usage
@@ -54,6 +54,10 @@ class Money:
     def saved_if_all_usd(self) -> float | None:
         """The savings if our policies had also given upstream's answers, with the same `spent_usd`."""
         return None if self.saved_usd is None or self.upstream_usd is None else self.saved_usd + self.upstream_usd
+
+    def as_facts(self) -> dict[str, Any]:
+        """Return the amounts, their sums and the notes by name."""
+        return asdict(self) | {name: getattr(self, name) for name in ("spent_usd", "saved_usd", "saved_if_all_usd")}
 
 
 def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None) -> Money:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -66,8 +67,9 @@ def one(asked: Asked) -> JSON:
     (group,) = found
     its = insights.group_facts(opened, group, openings=False, most=_MOST_SIBLINGS)
     siblings = insights.best_first(its["siblings"])
+    lessons = opened.groups.taught(group.id, group.runs[:_MOST_SIBLINGS])
     taught: defaultdict[str, list[JSON]] = defaultdict(list)
-    for each in opened.groups.taught(group.id, group.runs[:_MOST_SIBLINGS]):
+    for each in lessons:
         taught[each.trajectory_id].append(asdict(each))
     seconds = [each["facts"] for each in group.judgements if each["purpose"] == "second pass" and each["state"] == "ok"]
     ways = rewards.both_ways(seconds[-1], group.id, group.runs) if seconds else {}
@@ -78,6 +80,8 @@ def one(asked: Asked) -> JSON:
         "siblings": siblings,
         "means": _means(group.state),
         "way": insights.way_in_words(group.how),
+        "updates": [_update(opened, name, lessons) for name in group.trained],
+        "why_not": None if group.trained else _why_not(group),
         "siblings_cut": max(0, len(group.runs) - _MOST_SIBLINGS),
         "judged_twice": bool(seconds),
         "noise": seconds[-1].get("noise") if seconds else None,
@@ -87,6 +91,27 @@ def one(asked: Asked) -> JSON:
 
 def _means(state: str) -> str:
     return insights.state_in_words(state)
+
+
+def _update(opened: store.Store, name: str, lessons: Sequence[store.Taught]) -> JSON:
+    """Return what an update learned from a group; no advantages if the store has no row of them any more."""
+    policy, its = opened.ledger.policy(name), [each for each in lessons if each.policy == name]
+    return {
+        "policy": name,
+        "state": policy.state if policy is not None else None,
+        "at": policy.created_at if policy is not None else None,
+        "siblings": len(its),
+        "advantages": sorted(advantage for each in its for advantage in each.advantages),
+    }
+
+
+def _why_not(group: store.GroupFacts) -> str:
+    """Return why no update has learned from a group."""
+    if group.held_out:
+        return "it is held out: the gate compares policies on it, so no update may learn from it"
+    if group.state == "scored":
+        return "no update has come to it yet: the next cycle may learn from it"
+    return group.reason or _means(group.state)
 
 
 def _ranked(ways: dict[str, tuple[float, float]], run: str) -> JSON | None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 from pydantic import Field
 
 from art_patch import insights
 from art_patch.store import Store
 from art_patch.types import JSON
+from art_patch.web import cycles
 from art_patch.web.projects import Asked, Query
 from art_patch.web.system import examined_before
 
+_DAY_S = 86_400.0
 _FRESH_S = 5.0  # counts over the whole store may be as old
+_MONEY_S = 600.0
+_MONEY_DAYS = 7  # as `art-patch report`
 _PAST_S = 600.0  # numbers of a period that is over: only late feedback changes them
 _STEPS_S = (60.0, 300.0, 900.0, 3_600.0)  # of a young project, the shortest that gives at most so many periods
 _MOST_PERIODS = 40
 
-SERIES = ("success", "reward", "calls", "latency_ms")
+SERIES = ("success", "reward", "calls", "latency_ms", "tokens")
 """What is shown over time, by policy."""
 
 
@@ -31,18 +37,52 @@ class OverviewQuery(Query):
 
 def facts(asked: Asked) -> JSON:
     """Return the page's facts."""
-    store, settings, kept = asked.store, asked.settings, asked.project.kept
-    periods = _periods(asked)
+    store, settings, kept, kept_later = asked.store, asked.settings, asked.project.kept, asked.project.kept_later
+    periods, served = _periods(asked), insights.who_serves(settings, store, now=asked.now)
     return {
-        **insights.who_serves(settings, store, now=asked.now),
+        **served,
         "recorded": kept("counts", _FRESH_S, store.read.counts),
+        "queue": {name: sum(_whole(app.get(name)) for app in served["apps"]) for name in ("queued", "dropped")},
+        "cycle": cycles.running(asked),
         "waits": insights.waits_for(settings, store),
         "approvals": _approvals(store),
         "doctor": _faults(asked),
         "periods": periods,
         "series": {name: _series(periods, name) for name in SERIES},
+        "shares": _shares(periods, served["challenger"]),
+        "money": kept_later("money", _MONEY_S, lambda: _money(asked)),
         "promotions": [asdict(each) for each in kept("promotions", _FRESH_S, store.series.promotions)],
     }
+
+
+def _whole(value: Any) -> int:
+    # An app of another release wrote it.
+    return value if isinstance(value, int) else 0
+
+
+def _shares(periods: Sequence[JSON], tested: JSON | None) -> JSON:
+    """Return who answered the calls of these periods; without copies, except in `copies`."""
+    answered = [each for period in periods for each in period["answered"]]
+
+    def calls(policies: Callable[[str | None], bool]) -> int:
+        return sum(each["calls"] for each in answered if policies(each["policy"]))
+
+    name = tested["policy"] if tested is not None and tested["state"] == "canary" else None
+    return {
+        "calls": calls(lambda _: True),
+        "routed": calls(lambda policy: policy is not None),
+        "canary": None if name is None else calls(lambda policy: policy == name),
+        "fell_back": sum(period["fell_back"] for period in periods),
+        "copies": sum(period["copies"] for period in periods),
+    }
+
+
+def _money(asked: Asked) -> JSON:
+    """Return what `art-patch report` says about costs and savings; an amount that is not known is `None`."""
+    given, since = asked.project.given, asked.now - _MONEY_DAYS * _DAY_S
+    spent = asked.store.reports.spent(since=since, until=asked.now)
+    money = insights.count_money(spent, given.prices, gpu_usd_per_hour=given.gpu_usd_per_hour)
+    return {"since": since, "until": asked.now, "days": _MONEY_DAYS, **money.as_facts()}
 
 
 def _approvals(store: Store) -> list[JSON]:
@@ -91,6 +131,8 @@ def _series(periods: list[JSON], name: str) -> dict[str, list[float | None]]:
             return None
         if name == "success":
             return one["succeeded"] / one["known"] if one["known"] else None
+        if name == "tokens":
+            return one["prompt_tokens"] + one["completion_tokens"]
         return one[name]
 
     return {policy: [value(each.get(policy)) for each in its] for policy in policies}

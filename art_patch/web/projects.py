@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from art_patch import feedback
+from art_patch import feedback, insights
 from art_patch.errors import NotFound
 from art_patch.recording import Redactor
 from art_patch.settings import Settings
@@ -24,6 +24,10 @@ _T = TypeVar("_T")
 log = logging.getLogger("art_patch.web")
 
 
+def _unknown(_model: str) -> None:
+    """Know no price."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What the command line knows about the settings that its command got."""
@@ -31,6 +35,8 @@ class Given:
     arguments: Collection[str] = ()  # names of the settings that were arguments
     env_file: Collection[str] = ()  # names of the variables that `--env-file` set
     of_options: Collection[str] = ()  # variables that options of commands read besides the settings
+    prices: insights.Prices = _unknown  # of upstream
+    gpu_usd_per_hour: float | None = None
 
 
 _QUICK_S = 0.05  # a sum that took no longer is made again at once

@@ -59,6 +59,7 @@ def facts(asked: Asked) -> JSON:
     first = min(query.first, max(len(run.calls), 1))
     teller = _Teller(opened, run, lessons, query)
     return {
+        "recognised": insights.ORIGINS.get(run.info.origin, run.info.origin),
         "run": asdict(run.info) | {"metadata": dict(run.info.metadata)},
         "summary": asdict(summary) | {"status": summary.status, "duration_s": summary.duration_s},
         "why_not_learned": why_not_learned(opened, run),
@@ -92,7 +93,7 @@ def _group(opened: store.Store, run: Trajectory) -> JSON | None:
         return None
     siblings = opened.browse.summaries(found.runs[:SIBLINGS])
     shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in siblings]
-    return asdict(found) | {"siblings": shown}
+    return asdict(found) | {"siblings": shown, "way": insights.way_in_words(found.how)}
 
 
 def _learned(lessons: Sequence[store.Lesson]) -> list[JSON]:

@@ -21,6 +21,7 @@ from art_patch.web.projects import Asked, Query
 
 PAGE = 50
 LOOKED_AT = 10_000
+COUNTED = 1_000  # of more runs that match, a page says that there are more
 CATCH_UP_S = 0.2  # for which a search extends the index first
 _MOST_NEW = 100
 
@@ -48,6 +49,7 @@ class RunsQuery(Query):
     error: str | None = Field(None, description="Text in the error of the run or of a call.")
     slower_than: str | None = Field(None, description="A call took at least as long: 2s, 500ms.")
     trainable: Literal["yes", "no"] | None = Field(None, description="Whether a call can be trained on.")
+    untrainable: str | None = Field(None, description="Text in the reason why a call cannot be trained on.")
     origin: str | None = Field(None, description="How the run was identified, such as explicit or imported.")
     since: str | None = Field(None, description="The last call ended then or later: 2026-11-21T14:00, or an age: 7d.")
     until: str | None = Field(None, description="The last call ended earlier.")
@@ -85,7 +87,7 @@ def facts(asked: Asked) -> JSON:
     query: RunsQuery = asked.query
     found: dict[str, Any] = {
         "asked": query.asked(), "wrong": None, "runs": [], "after": query.after, "next": None,
-        "looked_since": None, "older": None, "search": None, "newest_at": None,
+        "total": None, "looked_since": None, "older": None, "search": None, "newest_at": None,
     }  # fmt: skip
     try:
         found |= _page(asked, query)
@@ -93,6 +95,7 @@ def facts(asked: Asked) -> JSON:
         found["wrong"] = str(error)
     return found | {
         "policies": ["upstream", *(each.name for each in reversed(asked.store.ledger.policies()))][:200],
+        "origins": dict(insights.ORIGINS),
         "is_empty": not (found["runs"] or asked.store.browse.ids(store.Filter(shadows=True), limit=1)),
     }
 
@@ -101,29 +104,38 @@ def _page(asked: Asked, query: RunsQuery) -> dict[str, Any]:
     opened = asked.store
     chosen = query.chosen(asked.now)
     said = (query.search,) if query.search else ()
-    wanted = insights.RunsWanted(said, query.tool, query.sort, PAGE, query.after, "after")
+    limit = PAGE if query.after else COUNTED + 1  # the first page counts all that match
+    wanted = insights.RunsWanted(said, query.tool, query.sort, limit, query.after, "after")
     if wanted.searches and asked.settings.search == "off":
         raise ConfigError("the search is off; set ART_PATCH_SEARCH=on for this command, for serve and for retrain")
     since = None
     if not wanted.searches and _looks_at_each(query, chosen):
         chosen, since = _bounded(opened, chosen, query.after)
     page = insights.runs_page(opened, chosen, wanted, catch_up_s=CATCH_UP_S)
+    shown = page.ids[:PAGE]
     runs = [
         asdict(one) | {"status": one.status, "duration_s": one.duration_s}
-        for one in opened.browse.summaries(page.ids, openings=True)
+        for one in opened.browse.summaries(shown, openings=True)
     ]
-    is_full = len(page.ids) == PAGE and query.sort == "newest"
+    is_full = len(shown) == PAGE and query.sort == "newest"
     if page.found is not None:
-        is_full = is_full and page.ids[-1] != page.found.ids[-1]
+        is_full = is_full and shown[-1] != page.found.ids[-1]
     followed = query.sort == "newest" and not (wanted.searches or query.after or query.until)
     return {
         "runs": runs,
-        "next": page.ids[-1] if is_full else None,
+        "next": shown[-1] if is_full else None,
+        "total": None if query.after else _total(page),
         "looked_since": since,
         "older": None if since is None or is_full else _until(since),
         "search": page.found and {"lag": page.found.lag, "more": page.found.more, "matching": len(page.found.ids)},
         "newest_at": (runs[0]["last_call_at"] if runs else asked.now) if followed else None,
     }
+
+
+def _total(page: insights.RunsPage) -> JSON:
+    """Return how many runs match, counted up to a limit; `more` if there are more than that."""
+    more = len(page.ids) > COUNTED or (page.found is not None and page.found.more)
+    return {"runs": min(len(page.ids), COUNTED), "more": more}
 
 
 def _looks_at_each(query: RunsQuery, chosen: store.Filter) -> bool:

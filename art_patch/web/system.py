@@ -9,6 +9,7 @@ import os
 import platform
 from dataclasses import asdict
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from pydantic import Field
@@ -21,7 +22,8 @@ from art_patch.web.projects import Asked, Query
 _LISTED = 20
 _ENTRIES = 30
 _DAY_S = 86_400.0
-_GROWTH_DAYS = 7
+_RATE_DAYS = 7
+_GROWTH_DAYS = 30
 _SIZE_S = 600.0  # SQLite reads the whole file for it
 _ENGINE_S = 3.0
 _DOCTOR_S = 300.0  # the engine answers two short questions for it
@@ -87,16 +89,35 @@ def _examine(asked: Asked) -> JSON:
 
 def _size(opened: store.Store, now: float) -> JSON:
     stats = asdict(opened.maintain.stats())
-    since = max(now - _GROWTH_DAYS * _DAY_S, stats["first_call_at"] or 0.0)
+    since = max(now - _RATE_DAYS * _DAY_S, stats["first_call_at"] or 0.0)
     calls = opened.read.calls_of_apps(since=since, until=now)
     whole, all_calls = stats["bytes"] + stats["wal_bytes"], stats["tables"]["calls"]["rows"]
     # An hour tells little of a day, so the first day counts as a whole one.
     a_day = calls / max((now - since) / _DAY_S, 1.0)
     stats["calls_a_day"] = a_day
     stats["bytes_a_day"] = a_day * whole / all_calls if all_calls else None
+    stats["growth"] = _growth(opened, now, whole / all_calls) if all_calls else []
     if stats["projects"] > 1:  # who sees one project is told nothing of the others
         stats |= {"tables": None, "trajectories": None, "projects": None, "first_call_at": None, "last_call_at": None}
     return stats
+
+
+def _growth(opened: store.Store, now: float, bytes_a_call: float) -> list[JSON]:
+    """Return how many calls came in each of the last days, and about how large all calls were at its end, oldest first.
+
+    Sizes of the past are on no record: each call that is still there counts with what a call takes on average. A store
+    that is younger is shown since its first call.
+    """
+    first = opened.changes.first_call_at()
+    step_s = min(_DAY_S, (now - (now if first is None else first) + 1.0) / _GROWTH_DAYS)
+    bounds = [now - step_s * back for back in range(_GROWTH_DAYS, -1, -1)]
+    before, *calls = opened.series.written((0.0, *bounds))
+    sums = accumulate(calls, initial=before)
+    next(sums)
+    return [
+        {"since": since, "until": until, "calls": count, "bytes": round(all_calls * bytes_a_call)}
+        for (since, until), count, all_calls in zip(pairwise(bounds), calls, sums, strict=True)
+    ]
 
 
 def _notified(notify: str | None) -> list[str]:

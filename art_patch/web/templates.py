@@ -42,7 +42,7 @@ def _environment() -> Environment:
         "share": _or_none(words.share),
         "number": _or_none("{:,}".format),
         "score": _or_none("{:.2f}".format),
-        "usd": _or_none("${:,.2f}".format),
+        "usd": words.usd,
         "moment": _or_none(_moment),
         "iso": _iso,
         "sentences": sentences,

@@ -3,10 +3,11 @@
 ::
 
     python tests/benchmarks/web.py [--json] [--calls 1000000] [--only pages browser live readers] [--databases sqlite]
+                                   [--quick]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met. A million calls take about 15 minutes on two cores for each database, most of it to write
-them.
+them. `--quick` repeats nothing often: it shows that all parts work, and times that mean little.
 
 - `pages`: a server process over a store with so many calls, a tenth as many runs, groups, scores and 30 policies. Each
   page, its JSON, and some searches are asked for again and again by one client on the same machine; what that client
@@ -33,10 +34,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,18 @@ TARGETS = (
 )
 CALLS_A_RUN = 10
 AGE_S = 14 * 86_400.0
-ASKS = 20
+
+
+class Repeats(NamedTuple):
+    """How often the parts repeat what they measure."""
+
+    asks: int = 20
+    lives: int = 8
+    rounds: int = 10
+    calls: int = 100  # of the app, in each round
+
+
+QUICK = Repeats(3, 2, 1, 20)
 
 
 # --- a large store ---
@@ -216,7 +228,7 @@ def paths_of(client: httpx.Client, base: str) -> list[str]:
     return [*found, *deeper.values()]
 
 
-def pages(settings: Settings) -> dict[str, Any]:
+def pages(settings: Settings, repeats: Repeats) -> dict[str, Any]:
     """Ask for every page, and search."""
     took: dict[str, list[float]] = {}
     searched: list[float] = []
@@ -226,7 +238,7 @@ def pages(settings: Settings) -> dict[str, Any]:
     with running(settings) as server, closing(server.client()) as client:
         base = f"/p/{server.project}"
         paths = paths_of(client, base)
-        for round_ in range(ASKS + 1):
+        for round_ in range(repeats.asks + 1):
             for path in paths:
                 for address in (f"{base}/{path}", f"/api/v1/{server.project}/{path}".rstrip("/")):
                     began = time.perf_counter()
@@ -237,7 +249,7 @@ def pages(settings: Settings) -> dict[str, Any]:
                         first[address] = ms
                     else:
                         took.setdefault(path, []).append(ms)
-        for _ in range(5 * ASKS if "runs" in paths else 0):
+        for _ in range(5 * repeats.asks if "runs" in paths else 0):
             began = time.perf_counter()
             response = client.get(f"{base}/runs", params={"search": rng.choice(words)})
             searched.append((time.perf_counter() - began) * 1e3)
@@ -254,7 +266,7 @@ def pages(settings: Settings) -> dict[str, Any]:
     }
 
 
-def browser(settings: Settings) -> dict[str, Any]:
+def browser(settings: Settings, _: Repeats) -> dict[str, Any]:
     """The first page in Chromium, three times with an empty cache; the median of the times."""
     from tests.support.chromium import chromium
 
@@ -283,7 +295,7 @@ def browser(settings: Settings) -> dict[str, Any]:
     return {"first_kib": max(sizes), "first_ms": statistics.median(times), "first_elsewhere": elsewhere}
 
 
-def live(settings: Settings, times: int = 8) -> dict[str, Any]:
+def live(settings: Settings, repeats: Repeats) -> dict[str, Any]:
     """Write calls, and wait until the open page shows their number."""
     from tests.support.chromium import chromium
 
@@ -294,7 +306,7 @@ def live(settings: Settings, times: int = 8) -> dict[str, Any]:
         page.goto(server.link)
         page.wait_for_selector("#live:has-text('Live')")
         calls = int(page.locator("[data-fact=Calls]").inner_text().replace(",", ""))
-        for number in range(times):
+        for number in range(repeats.lives):
             time.sleep(1.5 + 0.3 * number)  # at different moments of the server's clock
             store.write(small_run(number, 10, began=time.time()))
             calls += CALLS_A_RUN
@@ -348,7 +360,7 @@ def readers(server: Running, client: httpx.Client, count: int) -> Generator[None
         stop.set()
 
 
-def added(home: Path, rounds: int = 10, calls: int = 100) -> dict[str, Any]:
+def added(home: Path, repeats: Repeats) -> dict[str, Any]:
     """Recorded calls with and without readers, in turns. The server runs all the time."""
     settings = load_settings(home=home, project="readers")
     took: dict[bool, list[float]] = {True: [], False: []}
@@ -376,7 +388,7 @@ def added(home: Path, rounds: int = 10, calls: int = 100) -> dict[str, Any]:
         def turn() -> float:
             assert app.stdin is not None
             assert app.stdout is not None
-            app.stdin.write(f"{calls}\n")
+            app.stdin.write(f"{repeats.calls}\n")
             app.stdin.flush()
             return float(app.stdout.readline())
 
@@ -384,7 +396,7 @@ def added(home: Path, rounds: int = 10, calls: int = 100) -> dict[str, Any]:
         server = stack.enter_context(running(settings))
         limits = httpx.Limits(max_connections=100)
         client = stack.enter_context(closing(server.client(limits=limits)))
-        for number in range(rounds):
+        for number in range(repeats.rounds):
             for watched in (True, False) if number % 2 else (False, True):
                 with readers(server, client, 10) if watched else nullcontext():
                     time.sleep(1)
@@ -404,25 +416,25 @@ def main() -> None:
     parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=("sqlite", "postgresql"))
     parser.add_argument("--home", type=Path, help="keep the stores here, and use those that are there")
     parser.add_argument("--postgresql", help="URL of a database that is filled once and kept, in place of a new server")
+    parser.add_argument("--quick", action="store_true", help="a few repetitions only")
     asked = parser.parse_args()
+    repeats = QUICK if asked.quick else Repeats()
     metrics: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         home = (asked.home or Path(temporary)).absolute()
         if {"pages", "browser", "live"} & set(asked.only):
-            metrics |= over_stores(home, asked.databases, asked.only, asked.calls, asked.postgresql)
+            metrics |= over_stores(home, asked, repeats)
         if "readers" in asked.only:
-            metrics |= added(home)
+            metrics |= added(home, repeats)
     finish(metrics, TARGETS, as_json=asked.json)
 
 
-def over_stores(
-    home: Path, databases: Sequence[str], only: Sequence[str], calls: int, kept: str | None
-) -> dict[str, Any]:
+def over_stores(home: Path, asked: argparse.Namespace, repeats: Repeats) -> dict[str, Any]:
     """Fill each database, and measure there; of each metric the worst."""
-    metrics: dict[str, Any] = {"calls": calls}
-    for name in databases:
+    metrics: dict[str, Any] = {"calls": asked.calls}
+    for name in asked.databases:
         with ExitStack() as stack:
-            url = kept if name == "postgresql" else None
+            url = asked.postgresql if name == "postgresql" else None
             if name == "postgresql" and url is None:
                 from tests.support.postgres import new_server
 
@@ -433,13 +445,13 @@ def over_stores(
             settings.directory.mkdir(parents=True, exist_ok=True)
             with closing(open_store(settings.store_url, project=settings.project)) as store:
                 if store.changes.first_call_at() is None:
-                    say(f"{name}: writing {calls:,} calls")
-                    fill(store, calls, time.time())
+                    say(f"{name}: writing {asked.calls:,} calls")
+                    fill(store, asked.calls, time.time())
             for part, measure in (("pages", pages), ("browser", browser), ("live", live)):
-                if part not in only or (part != "pages" and name != databases[0]):
+                if part not in asked.only or (part != "pages" and name != asked.databases[0]):
                     continue
                 say(f"{name}: {part}")
-                found = measure(settings)
+                found = measure(settings, repeats)
                 metrics |= {f"{key}_{name}": value for key, value in found.items()}
                 metrics |= {key: max(value, metrics.get(key, 0)) for key, value in found.items()}
     return metrics

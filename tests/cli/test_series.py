@@ -67,6 +67,7 @@ def test_days_tell_who_answered_how_well_and_what_was_spent(home: Path):
     ]  # fmt: skip
     spent = (
         "fell_back",
+        "copies",
         "prompt_tokens",
         "completion_tokens",
         "judge_calls",
@@ -74,7 +75,7 @@ def test_days_tell_who_answered_how_well_and_what_was_spent(home: Path):
         "judge_usd",
         "judge_unpriced",
     )
-    assert [day[name] for name in spent] == [1, 1_000, 200, 6, 33, 0.75, 2]
+    assert [day[name] for name in spent] == [1, 0, 1_000, 200, 6, 33, 0.75, 2]
     (promotion,) = told["promotions"]
     assert {**promotion, "at": 0} == {
         "policy": "agent@1", "at": 0, "since": None, "judge_usd": 0.5, "judge_unpriced": 2, "updates": 1,

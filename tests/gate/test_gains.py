@@ -32,6 +32,9 @@ def test_a_disagreement_is_named_when_it_is_proven_and_else_what_it_takes():
     assert agreement(RISES, RISES) is None
     sinks = normal_gain("the judge", [-0.1, -0.2] * 9, "sessions")
     assert agreement(sinks, falls) is None
+    nothing = normal_gain("the judge", [0.1, 0.2, -0.3] * 3, "sessions")  # the sum of these is 1e-17, not 0
+    assert nothing.mean > 0
+    assert agreement(nothing, few) is None
     assert gains_in_words(RISES, []) == ""
     assert gains_in_words(RISES, [falls]).startswith("gains: the judge +0.100 (")
 

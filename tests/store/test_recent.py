@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from art_patch.store import Store
@@ -18,7 +19,7 @@ def test_who_answered_how(store: Store):
     rewards = (0.8, 0.1, 0.95)
     assert store.reports.recent(since=0.0) == (
         Recent(None, calls=3, calls_not_ok=1, latency_ms=0.0, runs=2, known=1),
-        Recent("agent@1", 14, 0, 500.0, runs=6, known=6, succeeded=4, rewarded=6, reward=sum(rewards) / 3),
+        Recent("agent@1", 14, 0, 500.0, 42, 42, runs=6, known=6, succeeded=4, rewarded=6, reward=sum(rewards) / 3),
     )
     # Users' words count more than a judge's, and the newest of them; a judge's in the run's own group alone.
     store.write([
@@ -31,6 +32,32 @@ def test_who_answered_how(store: Store):
         Recent(None, calls=2, calls_not_ok=1, latency_ms=0.0, runs=2, known=1),
     )
     assert store.reports.recent(since=9_000.0) == ()
+
+
+def test_what_was_spent_is_what_the_whole_report_counts(store: Store):
+    fill(store)
+    store.write([
+        Call("m-1", "b0", 1_900.0, "gpt-6", (asked("fig"),), policy="agent@1", prompt_tokens=7, completion_tokens=5),
+        Call("m-2", "b0", 1_901.0, "gpt-6", (asked("fig"),), policy="agent@1"),  # its server told no tokens
+        Call("m-3", "b0", 1_902.0, "gpt-5", (asked("fig"),), status="error", error="x", prompt_tokens=9),
+    ])  # fmt: skip
+    store.ledger.add_judgement(Judgement("j-a", "group-a", 1_300.0, "judge", "rubric", "score", "ok", None, 2))
+    for since, until in ((0.0, 9e9), (1_100.0, 1_902.0), (8e9, 9e9)):
+        whole, spent = (ask(since=since, until=until) for ask in (store.reports.usage, store.reports.spent))
+        assert {each.policy: replace(each, latencies_ms=()) for each in whole.served} == {
+            each.policy: each for each in spent.served
+        }
+        for name in ("judge_usd", "judge_unpriced", "updates", "update_s", "engine_s", "since", "until"):
+            assert getattr(spent, name) == getattr(whole, name)
+
+
+def test_how_many_calls_came_when(store: Store):
+    fill(store)
+    at = sorted(call.started_at for run in store.read.recent(limit=100) for call in run.calls)
+    middle = at[len(at) // 2]
+    before = sum(each < middle for each in at)
+    assert store.series.written((0.0, middle, 9e9)) == (before, len(at) - before)
+    assert store.series.written((0.0,)) == ()
 
 
 def numbers(counts: dict[str, Any]) -> dict[str, float]:

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as Decoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 
 from art_patch._lib.ids import new_id
 from art_patch.settings import Settings, load_settings
 from art_patch.store import GateTurn, Store, open_store
 from art_patch.types import (
+    AppReport,
     Call,
     Choice,
     Group,
@@ -39,6 +48,7 @@ HISTORY = (  # policy, what it became, days ago, reward of its runs
     ("agent@5", "champion", 2.4, 0.9),
     ("agent@6", "canary", 0.6, 0.93),
 )
+CALLED = '{{"name": "lookup", "arguments": {{"item": "{}"}}}}'
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
 
 
@@ -56,8 +66,10 @@ def make_project(
     settings = load_settings(home=home, project=name, store=store)
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = time.time() if now is None else now
+    base = home / "models" / "shop"
+    _write_base(base)
     with closing(open_store(settings.store_url, project=name)) as opened:
-        Shop(opened, random.Random(seed), now, said).write(runs)
+        Shop(opened, random.Random(seed), now, said, base).write(runs)
         opened.search.extend(thorough=True)
     _cycles(settings.directory, now, said)
     return settings
@@ -66,9 +78,11 @@ def make_project(
 class Shop:
     """Writes what happened."""
 
-    def __init__(self, store: Store, rng: random.Random, now: float, said: str) -> None:
-        self.store, self.rng, self.now, self.said = store, rng, now, said
+    def __init__(self, store: Store, rng: random.Random, now: float, said: str, base: Path) -> None:
+        self.store, self.rng, self.now, self.said, self.base = store, rng, now, said, str(base)
+        self.tokenizer = _tokenizer(base / "tokenizer.json")
         self.task = ("plum", 3, 4)
+        self.worth: dict[str, float] = {}  # reward of a run
         self.canary: str | None = None
 
     def write(self, runs: int) -> None:
@@ -91,17 +105,19 @@ class Shop:
                 members = []
         for left in policies:
             self._policy(*left, groups)
+        told = {"art_patch": "0.1.0", "mode": "route", "queued": 0, "recorded": 2 * runs, "dropped": 0}
+        self.store.write([AppReport("api-1:812", self.now - 4, told), AppReport("api-2:340", self.now - 9, told)])
 
     def _policy(self, name: str, state: str, days: float, worth: float, groups: list[Group]) -> str | None:
         """Enter a policy and its verdict; return it if it serves from now on."""
         ledger, at = self.store.ledger, self.now - days * DAY_S
         if name == "agent@0":
-            ledger.add_base(name, "/models/shop", "ab" * 32, who="serve", now=at)
+            ledger.add_base(name, self.base, "ab" * 32, who="serve", now=at)
             return name
         scored = [each for each in groups if not each.held_out]
         candidate = Policy(
             name,
-            "/models/shop",
+            self.base,
             "ab" * 32,
             "candidate",
             at,
@@ -110,7 +126,7 @@ class Shop:
             metrics={"train": _train(self.rng, len(scored))},
         )
         rows = [
-            TrainedRow(call.id, 0, run.id, group.id, round(self.rng.uniform(-1.5, 1.5), 3))
+            TrainedRow(call.id, 0, run.id, group.id, self._advantage(run, group))
             for group in scored
             for run in group.trajectories
             for call in run.calls
@@ -171,6 +187,10 @@ class Shop:
         self.store.gate_answers.keep(candidate.name, candidate.parent or "upstream", turns)
         return sorted(results, key=lambda each: each["candidate"] - each["champion"])
 
+    def _advantage(self, run: Trajectory, group: Group) -> float:
+        values = [self.worth[each.id] for each in group.trajectories]
+        return round((self.worth[run.id] - fmean(values)) / (pstdev(values) or 1.0), 3)
+
     def _run(self, at: float, serving: str) -> Trajectory:
         """One run: the model looks a price up, a sub-agent checks stock, and the model answers."""
         rng, key = self.rng, new_id()
@@ -212,8 +232,7 @@ class Shop:
         def tokens(words: str) -> dict[str, Any]:
             if by is None:
                 return {}
-            count = max(3, len(words) // 4)
-            ids = tuple(rng.randint(1, 900) for _ in range(count))
+            ids = tuple(self.tokenizer.encode(words).ids)
             return {"token_ids": ids, "logprobs": tuple(-round(rng.expovariate(2), 4) for _ in ids)}
 
         span = SpanInfo(
@@ -230,7 +249,7 @@ class Shop:
                 id=new_id(),
                 started_at=at,
                 messages=(system, question),
-                choices=(Choice(0, asks, "tool_calls", **tokens("lookup it")),),
+                choices=(Choice(0, asks, "tool_calls", **tokens(CALLED.format(item))),),
                 duration_ms=300 + rng.random() * 200,
                 prompt_tokens=60,
                 completion_tokens=12,
@@ -250,15 +269,26 @@ class Shop:
         scores: list[Score] = []
         if rng.random() < 0.6:
             scores.append(Score(new_id(), key, "reward", float(right), "code", at + 5, comment=self.said or None))
+            self.worth[key] = float(right)
         if rng.random() < 0.2:
             scores.append(
-                Score(new_id(), key, "thumbs", float(right), "user", at + 60, comment=self.said or "that helped")
+                Score(
+                    new_id(),
+                    key,
+                    "thumbs",
+                    float(right),
+                    "user",
+                    at + 60,
+                    comment=self.said or ("that helped" if right else "the sum is wrong"),
+                )
             )
         self.store.write([info, span, *calls, *scores])
         return Trajectory(info, tuple(calls), tuple(scores), (span,))
 
     def _group(self, members: list[Trajectory], at: float) -> Group:
         number = self.rng.random()
+        judged = {run.id: round(self.rng.random(), 2) for run in members}
+        self.worth = judged | self.worth
         group = Group(new_id(), members[0].info.scenario_key or "", "same_task", tuple(members), held_out=number < 0.15)
         self.store.ledger.add_groups([group], now=at)
         if group.held_out or number > 0.92:
@@ -268,7 +298,7 @@ class Shop:
                 new_id(),
                 run.id,
                 "ruler",
-                round(self.rng.random(), 2),
+                judged[run.id],
                 "ruler",
                 at + 900,
                 group_id=group.id,
@@ -303,6 +333,28 @@ class Shop:
             state, why = "quarantined", "the judge's order flips when the siblings are shown in another one"
         self.store.ledger.set_groups([group.id], state, reason=why)
         return group
+
+
+def _write_base(directory: Path) -> None:
+    """Write the files that every base model has, with one weight."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    """A small one of its own, for the texts of tokens."""
+    made = Tokenizer(BPE())
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()  # type: ignore[assignment]
+    texts = [f"{CALLED.format(item)} 3 {item}s cost 12." for item in ITEMS]
+    made.train_from_iterator(
+        texts, BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    )
+    made.save(str(path))
+    return made
 
 
 def _champion(ledger: Any) -> str | None:

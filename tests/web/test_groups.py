@@ -69,6 +69,16 @@ def test_a_group_shows_what_it_taught_and_what_the_judge_said_in_both_orders(cli
     assert "<b>cannot" not in page and "&lt;b&gt;cannot" in page
 
 
+def test_a_group_says_which_update_learned_from_it_or_why_none_did(client: httpx.Client):
+    (update,) = facts(client, "groups/g1")["updates"]
+    assert (update["policy"], update["siblings"], update["advantages"]) == ("agent@1", 2, [-0.5, 1.0, 1.5])
+    assert [facts(client, f"groups/{key}")["why_not"] for key in ("g1", "g2", "g3", "g4")] == [
+        None, "the judge prefers another one in the other order", "all siblings were scored alike",
+        "it is held out: the gate compares policies on it, so no update may learn from it",
+    ]  # fmt: skip
+    assert "Nothing: it is held out" in client.get("/p/bot/groups/g4").text
+
+
 def test_a_group_says_why_it_is_put_aside(client: httpx.Client):
     page = client.get("/p/bot/groups/g2").text
     assert "the judge prefers another one in the other order" in page

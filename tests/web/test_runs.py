@@ -71,6 +71,7 @@ ALIKE: list[tuple[dict[str, Any], list[str]]] = [
     ({"status": "error"}, ["--status", "error"]),
     ({"status": "ok", "trainable": "no"}, ["--status", "ok", "--not-trainable"]),
     ({"trainable": "yes"}, ["--trainable"]),
+    ({"untrainable": "By Upstream"}, ["--untrainable", "By Upstream"]),
     ({"error": "TIMEOUT"}, ["--error", "TIMEOUT"]),
     ({"slower_than": "400ms"}, ["--slower-than", "400ms"]),
     ({"origin": "shadow"}, ["--origin", "shadow"]),
@@ -93,6 +94,7 @@ def test_what_matches_is_what_the_command_lists(server: Served, client: httpx.Cl
     found = facts(client, "runs", **empty | query)
     assert [json.loads(json.dumps(one)) for one in found["runs"]] == [one for one in told if one["opening"] is not None]
     assert (found["wrong"], found["next"], found["asked"].keys()) == (None, None, query.keys())
+    assert found["total"] == {"runs": len(found["runs"]), "more": False}
     page = client.get("/p/shop/runs", params=query)
     assert [f"/p/shop/runs/{quote(one['id'], safe='')}" in Tags(page.text).links for one in told] == [True] * len(told)
 
@@ -143,6 +145,18 @@ def test_pages_go_on_where_they_ended(server: Served, client: httpx.Client, monk
         assert found[: len(wanted)] == wanted
         assert len(set(found)) == len(found)
     assert whole == [*dict.fromkeys(whole)]
+
+
+def test_matching_runs_are_counted_up_to_a_limit(client: httpx.Client, monkeypatch: pytest.MonkeyPatch):
+    everything = facts(client, "runs")
+    monkeypatch.setattr("art_patch.web.runs.PAGE", 3)
+    for limit, more in ((len(everything["runs"]) - 1, True), (len(everything["runs"]), False)):
+        monkeypatch.setattr("art_patch.web.runs.COUNTED", limit)
+        first = facts(client, "runs")
+        assert (len(first["runs"]), first["total"]) == (3, {"runs": limit, "more": more})
+        assert f"{limit}{'+' if more else ''} in all" in client.get("/p/shop/runs").text
+    assert facts(client, "runs", after=first["next"])["total"] is None
+    assert "match" in client.get("/p/shop/runs", params={"user": "user-a"}).text
 
 
 def test_a_filter_without_an_index_looks_so_far_and_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch):

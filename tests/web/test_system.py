@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from art_patch.settings import Settings
+from art_patch.settings import Settings, load_settings
 from art_patch.store import HEAD, open_store
+from art_patch.types import Call, TrajectoryInfo
 from art_patch.web import Given
 from tests.support.grouped import grouped
 from tests.support.web import served
@@ -85,6 +88,23 @@ def test_the_size_of_a_store_with_one_project(client: httpx.Client):
     assert found["projects"] == 1 and found["bytes"] > 0
     assert found["tables"]["calls"]["rows"] == 16
     assert found["calls_a_day"] == 0.0
+    assert [each["calls"] for each in found["growth"]] == [0] * 30  # all were made half a century ago
+    assert found["growth"][-1]["bytes"] == found["growth"][0]["bytes"] == pytest.approx(found["bytes"], rel=0.3)
+
+
+def test_how_a_young_store_grew(tmp_path: Path):
+    settings = load_settings(home=tmp_path, project="bot")
+    settings.directory.mkdir(parents=True)
+    now = time.time()
+    with closing(open_store(settings.store_url, project="bot")) as store:
+        for key, age in (("x", 6_000.0), ("y", 3_050.0), ("z", 10.0)):
+            asked = ({"role": "user", "content": "?"},)
+            store.write([TrajectoryInfo(key, now - age), Call(f"{key}-1", key, now - age, "m", asked)])
+    with served(settings) as running, running.entered() as client:
+        grown = facts(client, "system/size")["growth"]
+        assert "As a table" in client.get("/p/bot/system/size").text
+    assert [(place, each["calls"]) for place, each in enumerate(grown) if each["calls"]] == [(0, 1), (14, 1), (29, 1)]
+    assert grown[0]["bytes"] * 3 == pytest.approx(grown[-1]["bytes"], abs=3)
 
 
 def test_the_size_tells_nothing_of_other_projects(tmp_path: Path):

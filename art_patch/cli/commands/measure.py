@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict, replace
 from itertools import count
@@ -24,21 +23,8 @@ _DAY_S = 86_400.0
 @command
 def report(
     project: options.Project,
+    cost: options.Prices,
     days: Annotated[float, Option("Number of days to look back.", least=0.01)] = 7.0,
-    upstream_price: Annotated[
-        tuple[float, float] | None,
-        Option(
-            "US dollars that upstream charges for a million prompt tokens and completion tokens.",
-            metavar="IN OUT",
-            env=True,
-        ),
-    ] = None,
-    litellm_prices: Annotated[
-        bool, Option("Use litellm's list of prices by model in place of --upstream-price.")
-    ] = False,
-    gpu_usd_per_hour: Annotated[
-        float | None, Option("Cost of the engine's GPUs in US dollars an hour.", least=0.0, env=True)
-    ] = None,
     max_loss: Annotated[
         float,
         Option(
@@ -61,12 +47,12 @@ def report(
 
     if markdown and project.as_json:
         raise ConfigError("--markdown and --json are two forms; choose one")
-    prices = _prices(upstream_price, litellm_prices)
+    prices = cost.by_model()
     until = time.time()
     with project.opened() as (settings, opened):
         used = opened.reports.usage(since=until - days * _DAY_S, until=until)
         look = opened.ledger.control_look()
-    made = insights.make_report(used, prices, gpu_usd_per_hour=gpu_usd_per_hour, max_loss=max_loss)
+    made = insights.make_report(used, prices, gpu_usd_per_hour=cost.gpu_usd_per_hour, max_loss=max_loss)
     if look is not None:
         made = replace(made, reasons=(*made.reasons, f"the control group, {promotion.look_in_words(look)}"))
     facts = {"project": settings.project, "days": days, "control_look": look}
@@ -74,23 +60,6 @@ def report(
         typer.echo(report_view.as_markdown(made, settings.project), nl=False)
     elif not project.answered(facts | report_view.as_facts(made)):
         report_view.show(made, settings.project, output.stdout())
-
-
-def _prices(given: tuple[float, float] | None, litellm_prices: bool) -> insights.Prices:
-    """Return a function from a model to its prices; without any source it knows none."""
-    if given is not None and litellm_prices:
-        raise ConfigError("--upstream-price and --litellm-prices are two sources; choose one")
-    if given is not None and not all(math.isfinite(price) and price >= 0 for price in given):
-        raise ConfigError(f"{given[0]:g} {given[1]:g} are no prices; give dollars a million tokens, such as 0.25 2")
-    if not litellm_prices:
-        return lambda _: given
-
-    def from_litellm(model: str) -> tuple[float, float] | None:
-        # Asked for a thousand tokens, not a million: some providers charge more a token for very long prompts.
-        prompt, completion = rewards.price_usd(model, 1_000, 0), rewards.price_usd(model, 0, 1_000)
-        return None if prompt is None or completion is None else (prompt * 1_000, completion * 1_000)
-
-    return from_litellm
 
 
 @command

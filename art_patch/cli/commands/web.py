@@ -15,7 +15,7 @@ import typer
 
 from art_patch import store
 from art_patch.cli import output
-from art_patch.cli.options import FROM_ENV_FILE, Project, extra, require_project
+from art_patch.cli.options import FROM_ENV_FILE, Prices, Project, extra, require_project
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, variables_of
 from art_patch.errors import ConfigError
 from art_patch.settings import Settings
@@ -25,6 +25,7 @@ from art_patch.settings import Settings
 def web(
     context: typer.Context,
     project: Project,
+    cost: Prices,
     also: Annotated[
         list[str] | None, Option("Show this project as well, of the same home or store. Repeatable.", metavar="NAME")
     ] = None,
@@ -42,7 +43,8 @@ def web(
 
     Prints one link for each project. A link works once, within a day, and its browser stays known until it was idle for
     12 hours. Nothing is loaded from other machines. Programs read the same as JSON under `/api/v1`, with the key in
-    `web.key` in the project's directory.
+    `web.key` in the project's directory. The money saved is counted as by `art-patch report`; without prices it is
+    unknown.
     """
     with extra("the web page", "web"):
         from art_patch.web import Given, run_web
@@ -51,6 +53,7 @@ def web(
     for path in (certificate, certificate_key):
         if path is not None and not path.is_file():
             raise ConfigError(f"there is no file {path}; name the certificate and its key in PEM")
+    prices = cost.by_model()
     names = dict.fromkeys((project.settings().project, *(also or ())))
     shown = [replace(project, project=name).settings() for name in names]
     for settings in shown:
@@ -68,7 +71,8 @@ def web(
 
     pair = (certificate, certificate_key) if certificate and certificate_key else None
     arguments = [name for name in Settings.model_fields if given_on_the_command_line(context, name)]
-    given = Given(arguments, FROM_ENV_FILE, variables_of(context.find_root().command))
+    variables = variables_of(context.find_root().command)
+    given = Given(arguments, FROM_ENV_FILE, variables, prices, cost.gpu_usd_per_hour)
     run_web(
         shown, host=host, port=port, role="look" if look else "act", advertise=advertise, certificate=pair,
         given=given, on_ready=on_ready,

@@ -49,6 +49,7 @@ class Filter:
     status: str | None = None  # `error` selects trajectories whose block or one of whose calls failed, `ok` all others
     # `True` selects trajectories with at least one call that can be trained on, `False` all others.
     trainable: bool | None = None
+    untrainable: str | None = None  # the reason why a call cannot be trained on holds this text, in any case
     model: str | None = None  # the app asked for this model in a call, or it answered one
     error: str | None = None  # the error of the trajectory or of a call holds this text, in any case
     slower_than_s: float | None = None  # a call took at least so many seconds
@@ -347,6 +348,8 @@ def _conditions(filter: Filter) -> Iterable[ColumnElement[bool]]:
     if filter.trainable is not None:
         trainable = exists().where(mine, _C.untrainable.is_(None))
         yield trainable if filter.trainable else ~trainable
+    if filter.untrainable is not None:
+        yield exists().where(mine, _C.untrainable.icontains(filter.untrainable, autoescape=True))
     if filter.min_reward is not None:
         yield reward_of() >= filter.min_reward
     if filter.max_reward is not None:

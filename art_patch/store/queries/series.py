@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import reward_of
+from art_patch.store.queries.costs import judge_cost, updates_in
 from art_patch.store.queries.loading import rows_in
-from art_patch.store.queries.usage import Recent, Reports, judge_cost, updates_in
+from art_patch.store.queries.usage import Recent, Reports
 from art_patch.store.schema import tables
 from art_patch.types import COPIES
 
@@ -28,6 +29,7 @@ class Day:
     until: float
     answered: tuple[Recent, ...]
     fell_back: int  # calls that upstream answered instead of a policy
+    copies: int  # of calls, which a policy answered in the background: nobody saw these answers
     prompt_tokens: int  # of upstream's calls, as far as it said so
     completion_tokens: int
     judge_calls: int
@@ -70,22 +72,34 @@ class Series(Part):
         """Return the periods between these times, seconds since the epoch, in ascending order."""
         reports, found, j = Reports(self._database), list[Day](), tables.judgements.c
         for since, until in pairwise(bounds):
-            upstreams = _C.policy.is_(None)
+            own = _C.shadow_of.is_(None)
+            upstreams = and_(_C.policy.is_(None), own)
             calls = select(
-                func.count(_C.fallback),
+                func.count(_C.fallback).filter(own),
+                func.count(_C.shadow_of),
                 func.coalesce(func.sum(_C.prompt_tokens).filter(upstreams), 0),
                 func.coalesce(func.sum(_C.completion_tokens).filter(upstreams), 0),
-            ).where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
+            ).where(_C.started_at >= since, _C.started_at < until)
             judged = select(
                 func.coalesce(func.sum(j.calls), 0), func.coalesce(func.sum(j.prompt_tokens + j.completion_tokens), 0)
             ).where(j.at >= since, j.at < until)
             answered = reports.recent(since=since, until=until)
             with self._database.read() as connection:
-                fell_back, prompt, completion = map(int, connection.execute(calls).one())
+                fell_back, copies, prompt, completion = map(int, connection.execute(calls).one())
                 asked, judge_tokens = map(int, connection.execute(judged).one())
                 usd, unpriced = judge_cost(connection, since, until)
-            found.append(Day(since, until, answered, fell_back, prompt, completion, asked, judge_tokens, usd, unpriced))
+            answers = (answered, fell_back, copies, prompt, completion)
+            found.append(Day(since, until, *answers, asked, judge_tokens, usd, unpriced))
         return tuple(found)
+
+    def written(self, bounds: Sequence[float]) -> tuple[int, ...]:
+        """Return how many calls, with copies, started within each of the periods between these ascending times."""
+        with self._database.read() as connection:
+            counts = [
+                select(func.count()).select_from(tables.calls).where(_C.started_at >= since, _C.started_at < until)
+                for since, until in pairwise(bounds)
+            ]
+            return tuple(connection.scalar(each) or 0 for each in counts)
 
     def promotions(self) -> tuple[Promotion, ...]:
         """Return the promotions of policies that were trained, oldest first, with what each of them cost."""

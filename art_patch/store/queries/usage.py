@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, true
 
 from art_patch.store.backends.database import Part
-from art_patch.store.ledger.decisions import UPDATE_ENDED
 from art_patch.store.ledger.route import route_of
+from art_patch.store.queries import costs
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
@@ -74,6 +74,8 @@ class Recent:
     calls: int = 0
     calls_not_ok: int = 0
     latency_ms: float | None = None  # mean of the calls that succeeded
+    prompt_tokens: int = 0  # of its calls, as far as servers told them
+    completion_tokens: int = 0
     runs: int = 0  # in which it answered all calls
     known: int = 0  # of these, the ones that failed or have a reward
     succeeded: int = 0  # of these, the ones that did not fail and have a reward of `SUCCESS` or more
@@ -96,6 +98,7 @@ class Reports(Part):
         count, ok = func.count(), _C.status == "ok"
         calls = (
             select(_C.policy, count, count.filter(~ok), func.avg(_C.duration_ms).filter(ok))
+            .add_columns(*(func.coalesce(func.sum(each), 0) for each in (_C.prompt_tokens, _C.completion_tokens)))
             .where(_C.started_at >= since, _C.started_at < until, _C.shadow_of.is_(None))
             .group_by(_C.policy)
         )
@@ -107,8 +110,9 @@ class Reports(Part):
         ).group_by(one.policy)  # fmt: skip
         found: defaultdict[str | None, dict[str, Any]] = defaultdict(dict)
         with self._database.read() as connection:
-            for policy, *values in connection.execute(calls):
+            for policy, *values, prompt, completion in connection.execute(calls):
                 found[policy] |= zip(("calls", "calls_not_ok", "latency_ms"), values, strict=True)
+                found[policy] |= {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}
             for policy, *values in connection.execute(runs):
                 found[policy] |= zip(("runs", "known", "succeeded", "rewarded", "reward"), values, strict=True)
         return tuple(Recent(policy, **found[policy]) for policy in sorted(found, key=lambda name: name or ""))
@@ -141,6 +145,15 @@ class Reports(Part):
             copies=copies,
         )
 
+    def spent(self, *, since: float, until: float) -> Usage:
+        """Return what costs of the period are counted from: `usage` without latencies, fallbacks and runs.
+
+        The database sums up, so that a server may ask while it answers.
+        """
+        with self._database.read() as connection:
+            served = costs.paid(connection, since, until)
+            return Usage(since=since, until=until, served=served, **costs.others(connection, since, until))
+
     def usage(self, *, since: float, until: float) -> Usage:
         """Return the calls, runs and costs of the period from `since` until `until`, seconds since the epoch."""
         route = route_of(self._database.control())  # in a transaction of its own, so not in the snapshot
@@ -149,7 +162,6 @@ class Reports(Part):
             changed_at = -math.inf if change is None else change.at
             served, now, fell_back = _calls(connection, since, until, changed_at)
             runs, mixed, outdated = _runs(connection, since, until, changed_at)
-            judge_usd, unpriced = judge_cost(connection, since, until)
             return Usage(
                 since=since,
                 until=until,
@@ -162,10 +174,7 @@ class Reports(Part):
                 upstream_change=change if changed_at >= since else None,
                 upstream_now=now if changed_at >= since else None,
                 outdated=outdated,
-                judge_usd=judge_usd,
-                judge_unpriced=unpriced,
-                engine_s=_engine_s(connection, since, until),
-                **updates_in(connection, since, until),
+                **costs.others(connection, since, until),
             )
 
     def groups(self) -> GroupStats:
@@ -309,65 +318,3 @@ def _scores(connection: Connection, within: ColumnElement[bool]) -> tuple[dict[s
         else:
             judged[key][source] = value
     return rewards, {key: values["combined" if "combined" in values else "ruler"] for key, values in judged.items()}
-
-
-def judge_cost(connection: Connection, since: float, until: float) -> tuple[float, int]:
-    """Return what the judge cost in this period in US dollars, and the number of its calls without a price."""
-    table = tables.judgements.c
-    cost = func.coalesce(func.sum(table.cost_usd), 0.0)
-    unpriced = func.coalesce(func.sum(table.calls).filter(table.cost_usd.is_(None)), 0)
-    usd, calls = connection.execute(select(cost, unpriced).where(table.at >= since, table.at < until)).one()
-    return float(usd), int(calls)  # PostgreSQL sums whole numbers to decimals
-
-
-def updates_in(connection: Connection, since: float, until: float) -> dict[str, Any]:
-    """Return how many updates this period had, how long they took, and how many of them left no time or no policy."""
-    table = tables.policies.c
-    trained = select(table.metrics).where(table.created_at >= since, table.created_at < until, table.path.is_not(None))
-    attempts = _attempts_s(connection, since, until)
-    updates, untimed, update_s = 0, 0, 0.0
-    for metrics in connection.scalars(trained):
-        train: Mapping[str, Any] = metrics.get("train") or {}
-        steps_s, took_s = _steps_s(train), train.get("took_s")
-        updates += 1
-        untimed += steps_s is None and took_s is None
-        # `steps_s` also has the steps that an interrupted attempt made and kept; the sum of attempts also has time that
-        # was lost. A killed attempt left no entry. So the larger of the two is the better estimate.
-        update_s += max(steps_s or 0.0, attempts.pop(str(train.get("job")), 0.0) + (took_s or 0.0))
-    return {
-        "updates": updates,
-        "update_s": update_s + sum(attempts.values()),
-        "updates_untimed": untimed,
-        "updates_lost": len(attempts),
-    }
-
-
-def _steps_s(train: Mapping[str, Any]) -> float | None:
-    seconds = [step.get("seconds") for step in train.get("history") or ()]
-    return None if not seconds or None in seconds else float(sum(seconds))
-
-
-def _engine_s(connection: Connection, since: float, until: float) -> float | None:
-    """Return how long an engine was announced. An engine that was killed counts until the next announcement."""
-    table = tables.audit.c
-    query = select(table.at, table.detail).where(table.action == "engine", table.at < until).order_by(table.id)
-    up_since: float | None = None
-    total: float | None = None
-    for at, detail in connection.execute(query):
-        total = total or 0.0
-        if detail.get("base_url") is not None:
-            up_since = at if up_since is None else up_since
-        elif up_since is not None:
-            total += max(0.0, at - max(up_since, since))
-            up_since = None
-    return total if total is None or up_since is None else total + (until - max(up_since, since))
-
-
-def _attempts_s(connection: Connection, since: float, until: float) -> Counter[str]:
-    """Return, by the job's fingerprint, how many seconds updates ran that ended in this period without a policy."""
-    table = tables.audit.c
-    query = select(table.detail).where(table.action == UPDATE_ENDED, table.at >= since, table.at < until)
-    found: Counter[str] = Counter()
-    for detail in connection.scalars(query):
-        found[detail["job"]] += detail["took_s"]
-    return found

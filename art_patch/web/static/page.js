@@ -56,7 +56,8 @@ function draw(figure) {
   // Times as everywhere on the pages; the chart's own are American.
   const span = x.length ? x[x.length - 1] - x[0] : 0;
   const times = (_, values) => values.map((at) => moment(at, span));
-  const bottom = numbers ? axis : { ...axis, values: times, space: 90 };
+  const whole = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]; // no step is half a step
+  const bottom = numbers ? { ...axis, incrs: whole } : { ...axis, values: times, space: 90 };
   place.replaceChildren();
   new uPlot(
     {
@@ -68,7 +69,7 @@ function draw(figure) {
       scales: { x: { time: !numbers } },
       axes: [bottom, axis],
       series: [
-        numbers ? {} : { label: "When", value: (_, at) => (at === null || at === undefined ? "-" : moment(at, 0)) },
+        numbers ? { label: "Step" } : { label: "When", value: (_, at) => (at === null || at === undefined ? "-" : moment(at, 0)) },
         ...names.map((name, index) => ({
           label: name,
           stroke: colour(name, index),
