@@ -1,6 +1,7 @@
 """Reads values from JSON that other programs wrote; a value of an unexpected type counts as missing."""
 
 import json
+import math
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -29,6 +30,15 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def as_number(value: Any) -> float | None:
+    """Return `value` as a float if it is a finite number, else `None`."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # a whole number with hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
+
+
 def as_ids(value: Any) -> tuple[int, ...] | None:
     """Return a JSON list of token ids (32-bit numbers) as a tuple; `None` if `value` is anything else."""
     if not isinstance(value, list):
@@ -41,6 +51,17 @@ def as_ids(value: Any) -> tuple[int, ...] | None:
 def as_count(value: Any) -> int | None:
     """Return `value` if it is a whole number from 0 to the largest that a database column holds, else `None`."""
     return value if isinstance(value, int) and 0 <= value < 1 << 63 else None
+
+
+def shallow(value: Any, most: int = MAX_DEPTH) -> Any:
+    """Return `value` with what is nested deeper than `most` replaced by `"..."`, for code that is recursive."""
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if most <= 0:
+        return "..."
+    if isinstance(value, dict):
+        return {key: shallow(each, most - 1) for key, each in cast("dict[str, Any]", value).items()}
+    return [shallow(each, most - 1) for each in cast("list[Any]", value)]
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from art_patch import errors, pipeline, store
+from art_patch._lib.loose_json import as_number, as_object, shallow
 from art_patch._lib.visible_text import one_line
 from art_patch._lib.words import counted
 from art_patch.errors import ArtPatchError, GateRejected
@@ -23,6 +24,8 @@ JOB_LOG = "retrain.log"
 """In the project's directory: the line in crontab of `art-patch cron install` appends to it."""
 
 _TAIL_BYTES = 8_192
+_DEEPEST = 30  # levels of a report that are read
+_TEXTS = ("champion", "candidate", "who", "reason")
 
 
 def cycle_reports(directory: Path) -> Iterator[dict[str, Any]]:
@@ -62,7 +65,10 @@ def cycle_ids(directory: Path, prefix: str = "") -> list[str]:
 
 
 def cycle_report(directory: Path, key: str) -> dict[str, Any] | None:
-    """Return the report of one cycle; `None` if it is gone or cannot be read. `key` is one of `cycle_ids`."""
+    """Return the report of one cycle; `None` if it is gone or cannot be read. `key` is one of `cycle_ids`.
+
+    `unread` names the parts that are not what a cycle writes, and are left out.
+    """
     return _read(directory / "cycles" / f"{key}.json")
 
 
@@ -73,25 +79,40 @@ def _files(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        facts: Any = json.loads(path.read_text("utf-8"))
+        facts: Any = shallow(json.loads(path.read_text("utf-8")), _DEEPEST)
         kept: dict[str, Any] = facts | {"outcome": str(facts["outcome"]), "began_at": float(facts["began_at"])}
         time.localtime(kept["began_at"])
-        kept |= {"took_s": float(facts.get("took_s") or 0.0), "reason": str(facts.get("reason") or "")}
-        kept |= {"stages_s": {key: float(value) for key, value in (facts.get("stages_s") or {}).items()}}
-        metrics: dict[str, Any] = dict(facts.get("metrics") or {})
-        costs = [values["cost_usd"] for values in metrics.values() if isinstance(values, dict) and "cost_usd" in values]
-        known = [float(cost) for cost in cast("list[Any]", costs) if cost is not None]
     # A cycle that ended just now deleted it, or somebody edited it.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    texts = {name: kept[name] for name in _TEXTS if kept.get(name) is not None}
+    stages, metrics = (as_object(kept.get(name)) for name in ("stages_s", "metrics"))
+    costs = {name: its["cost_usd"] for name, its in metrics.items() if isinstance(its, dict) and "cost_usd" in its}
+    known = [cost for each in costs.values() if (cost := as_number(each)) is not None]
+    took_s, lengths = as_number(kept.get("took_s") or 0.0), {name: as_number(its) for name, its in stages.items()}
+    unread = [name for name, text in texts.items() if not _is_text(text)]
+    unread += [name for name in ("stages_s", "metrics") if not isinstance(kept.get(name) or {}, dict)]
+    unread += ["took_s"] if took_s is None else []
+    unread += [f"stages_s {name}" for name, its in lengths.items() if its is None]
+    unread += [f"{name} cost_usd" for name, cost in costs.items() if cost is not None and as_number(cost) is None]
     return {
         "id": path.stem,
         **kept,
+        **{name: None if name in unread else texts.get(name) for name in _TEXTS},
+        "reason": "" if "reason" in unread else texts.get("reason", ""),
+        "took_s": took_s or 0.0,
+        "stages_s": {name: its for name, its in lengths.items() if its is not None},
         "metrics": metrics,
         "exit_code": _exit_code(kept),
         "judge_usd": sum(known) if known or not costs else None,
         "judge_usd_is_whole": len(known) == len(costs),
+        "unread": unread,
     }
+
+
+def _is_text(value: Any) -> bool:
+    # Neither half characters nor NUL: databases, which are asked about it, refuse them.
+    return isinstance(value, str) and value == value.encode("utf-8", "replace").decode().replace("\0", "")
 
 
 def _exit_code(facts: dict[str, Any]) -> int | None:

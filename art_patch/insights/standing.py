@@ -14,6 +14,8 @@ from art_patch.settings import Settings
 APPS_SEEN_S = 3_600.0
 """Reports of app processes that are older are not shown."""
 
+_ANSWER_S = 5.0  # within which an engine answers each of two questions
+
 
 def project_status(settings: Settings, opened: store.Store) -> dict[str, Any]:
     """Return all that `art-patch status` tells.
@@ -82,9 +84,10 @@ def _engine(settings: Settings, base_url: str | None, key_file: str | None) -> d
     unknown = {"base_url": shown, "healthy": False, "models": []}
     if base_url is None:
         return unknown
-    client = serving.EngineClient.of_project(settings, base_url, key_file)
+    client = serving.EngineClient.of_project(settings, base_url, key_file, timeout_s=_ANSWER_S)
     try:
-        return {"base_url": shown, "healthy": client.health(), "models": list(client.models())}
+        healthy = client.health(timeout_s=_ANSWER_S)
+        return {"base_url": shown, "healthy": healthy, "models": list(client.models())}
     except EngineError as error:
         return unknown | {"error": str(error)}
 

@@ -5,6 +5,7 @@ beside the store, so that they can be read when the store cannot be opened. They
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -182,6 +183,8 @@ def last_retrain(directory: Path) -> JSON | None:
     try:
         facts: Any = json.loads((directory / LAST_RETRAIN).read_text("utf-8"))
         numbers = {name: float(facts[name]) for name in ("ended_at", "took_s", "exit_code")}
+        if not all(map(math.isfinite, numbers.values())):
+            return None
         return numbers | {"outcome": str(facts["outcome"])}
     # Somebody else may have written it.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -5,13 +5,16 @@ A link holds a random token behind `#`, which no browser sends: so it stands in 
 to look, or to act as well. A browser that enters a second link has both.
 
 A request that changes something must come from a page of this server: its `Origin` is ours, it holds the session's CSRF
-token, and the session may act in that project. A program shows a project's key, which is for looking only. Of tokens
-and cookies only digests are kept, in memory: a server that starts again has forgotten them.
+token, and the session may act in that project. Pages of other servers load nothing from here either, also those of
+another port of this machine, to which browsers send the same cookies; they may only link. A program shows a project's
+key, which is for looking only. Of tokens and cookies only digests are kept, in memory: a server that starts again has
+forgotten them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import threading
 import time
@@ -31,7 +34,7 @@ Role = Literal["look", "act"]
 
 SESSION_S = 12 * 3_600.0  # without a request, after which a browser needs another link
 LINK_S = 24 * 3_600.0  # after which a link that nobody used is void
-_MOST_SESSIONS = 1_000
+_MOST_SESSIONS = 1_000  # of a project
 _MOST_LINKS = 1_000  # of a project
 _MOST_QUERY = 8_192  # bytes
 
@@ -104,11 +107,10 @@ class Access:
             session = self._known(cookie, now)
             # A new cookie each time, so that none is worth more than when it was given.
             if session is not None and cookie is not None:
-                del self._sessions[_digest(cookie)]
+                self._end(_digest(cookie))
             roles = dict(session.roles) if session is not None else {}
             roles[link.project] = "act" if "act" in (link.role, roles.get(link.project)) else "look"
-            while len(self._sessions) >= _MOST_SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
+            self._make_room(link.project, now)
             fresh = secrets.token_urlsafe(32)
             self._sessions[_digest(fresh)] = Session(secrets.token_urlsafe(32), now + SESSION_S, roles)
         return fresh, link.project
@@ -116,7 +118,7 @@ class Access:
     def leave(self, cookie: str | None) -> None:
         """Forget a browser."""
         with self._lock:
-            self._sessions.pop(_digest(cookie or ""), None)
+            self._end(_digest(cookie or ""))
 
     def session(self, request: Request) -> Session | None:
         """Return the session of a browser, or what a program may do by the key that it shows; `None` if neither."""
@@ -131,7 +133,11 @@ class Access:
         roles: dict[str, Role] = {
             name: "look" for name, key in self._keys.items() if compare_digest(key.encode(), shown.strip().encode())
         }
-        return Session("", now, roles) if roles else None
+        return Session("", math.inf, roles) if roles else None
+
+    def is_open(self, session: Session, project: str) -> bool:
+        """Return whether a session may still see a project; it does not last longer because this is asked."""
+        return session.until > self._clock() and project in session.roles
 
     def cookie_options(self) -> dict[str, object]:
         """Return how the cookie is set: for this host alone, out of reach of scripts and of other sites."""
@@ -140,9 +146,25 @@ class Access:
     def _known(self, cookie: str | None, now: float) -> Session | None:
         session = self._sessions.get(_digest(cookie)) if cookie else None
         if session is not None and session.until <= now:
-            del self._sessions[_digest(cookie or "")]
+            self._end(_digest(cookie or ""))
             return None
         return session
+
+    def _end(self, key: str) -> None:
+        if (session := self._sessions.pop(key, None)) is not None:
+            session.until = -math.inf  # for the streams that know it
+
+    def _make_room(self, project: str, now: float) -> None:
+        """Forget sessions that have ended. If a project has too many, the one that was idle longest loses it."""
+        for key in [key for key, session in self._sessions.items() if session.until <= now]:
+            self._end(key)
+        its = [(session.until, key) for key, session in self._sessions.items() if project in session.roles]
+        if len(its) >= _MOST_SESSIONS:
+            key = min(its)[1]
+            roles = self._sessions[key].roles
+            del roles[project]
+            if not roles:
+                self._end(key)
 
 
 def _digest(token: str) -> str:
@@ -177,13 +199,14 @@ class RequestGuard:
     def _why_not(self, request: Request) -> tuple[int, str] | None:
         if len(request.scope["query_string"]) > _MOST_QUERY:
             return 414, "the query is too long"
+        site, mode = (request.headers.get(f"sec-fetch-{name}") for name in ("site", "mode"))
+        is_ours = site in (None, "same-origin", "none")
         if request.method in ("GET", "HEAD"):
-            return None
+            is_link = mode == "navigate" and request.headers.get("sec-fetch-dest") == "document"
+            return None if is_ours or is_link else (403, "only pages of this server load that")
         if request.method != "POST":
             return 405, "only GET, HEAD and POST are answered"
         ours = self._origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
         if request.headers.get("origin", "").lower() != ours.lower():
             return 403, "a change must come from a page of this server"
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return 403, "a change must come from a page of this server"
-        return None
+        return None if is_ours else (403, "a change must come from a page of this server")

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from art_patch._lib.visible_text import visible
 from art_patch.errors import ConfigError
+from art_patch.web.paths import key_of_field
 from art_patch.web.projects import Project
 
 _FILLERS = frozenset(" \u115f\u1160\u3164\uffa0")  # letters that look like a space
@@ -28,6 +29,10 @@ class Acting:
     def person(self) -> str:
         """The person's name, as the form has it."""
         return self.text("who", "say who you are: the ledger notes it", most=100)
+
+    def key(self, field: str) -> str:
+        """Return the id that a field has, as `paths.segment` wrote it."""
+        return key_of_field(self.form.get(field, ""))
 
     def text(self, field: str, missing: str | None = None, *, most: int = 2_000) -> str:
         """Return one line of the form, of characters that people see; `ConfigError` says `missing` if there is none."""

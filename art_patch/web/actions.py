@@ -16,16 +16,17 @@ class Action:
     path: str
     act: Callable[[Acting], str | Done]
     forgets: bool = True  # whether sums over the store, as pages keep them, are wrong afterwards
+    waits: bool = False  # for an engine
 
 
 ACTIONS: tuple[Action, ...] = (
     Action("review/prefer", review_actions.prefer, forgets=False),
     Action("review/thumb", review_actions.thumb, forgets=False),
     Action("review/correct", review_actions.correct, forgets=False),
-    Action("score-run/{id:path}", run_actions.score, forgets=False),
-    Action("correct-run/{id:path}", run_actions.correct, forgets=False),
-    Action("run-test/{id:path}", run_actions.add_test, forgets=False),
-    Action("erase-run/{id:path}", run_actions.erase),
+    Action("score-run/{id:any}", run_actions.score, forgets=False),
+    Action("correct-run/{id:any}", run_actions.correct, forgets=False),
+    Action("run-test/{id:any}", run_actions.add_test, forgets=False),
+    Action("erase-run/{id:any}", run_actions.erase),
     Action("cycles/start", cycle_actions.start),
-    Action("decide", policy_actions.decide),
+    Action("decide", policy_actions.decide, waits=True),
 )

@@ -1,7 +1,7 @@
 """The application of `art-patch web`: pages, their JSON, live events, and changes, behind the guard of `access`.
 
 Each page and its JSON come from one row of `pages.PAGES`. Store queries run in threads, so that a slow one holds up
-nobody else.
+nobody else. What waits for an engine has threads of its own, or pages that ask a dead one would use up those of all.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from anyio import CapacityLimiter, to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from art_patch._lib.version import __version__
+from art_patch._lib.visible_text import one_line
 from art_patch.errors import ArtPatchError, NotFound, StoreError
 from art_patch.types import JSON
 from art_patch.web import system, templates
@@ -32,12 +33,16 @@ from art_patch.web.actions import ACTIONS, Action
 from art_patch.web.live import Live
 from art_patch.web.marks import marks_of
 from art_patch.web.pages import PAGES, Page, openapi
+from art_patch.web.paths import use_ids
 from art_patch.web.projects import Asked, Project
 
 log = logging.getLogger("art_patch.web")
 
 STATIC = Path(__file__).with_name("static")
 _MOST_FORM = 1 << 20  # bytes
+_PATIENT = 8  # requests that may wait for an engine at once
+
+_T = TypeVar("_T")
 
 
 class WebApp:
@@ -47,10 +52,12 @@ class WebApp:
         """Show these projects."""
         self.projects = {project.name: project for project in projects}
         self.access, self._clock = access, clock
+        self._patient = CapacityLimiter(_PATIENT)
         self.live = {name: Live(marks_of(project)) for name, project in self.projects.items()}
 
     def asgi(self, *, origin: str | None = None) -> Any:
         """Return the application; `origin` is the address that browsers use, if a proxy stands before it."""
+        use_ids()
         html = [Route(f"/p/{{project}}/{page.path}", self._page(page), methods=["GET"]) for page in PAGES]
         data = [
             Route(f"/api/v1/{{project}}/{page.path}".rstrip("/"), self._json(page), methods=["GET"]) for page in PAGES
@@ -70,9 +77,15 @@ class WebApp:
                 *changes, *html, *data,
                 Mount("/static", _Assets(directory=STATIC)),
             ],
-            exception_handlers={HTTPException: self._refused, ArtPatchError: self._failed, Exception: self._broke},
+            exception_handlers={
+                HTTPException: self._refused, ArtPatchError: self._failed, RecursionError: self._too_deep,
+                Exception: self._broke,
+            },
         )  # fmt: skip
         return RequestGuard(app, origin=origin)
+
+    async def _in_thread(self, waits: bool, work: Callable[[], _T]) -> _T:
+        return await to_thread.run_sync(work, limiter=self._patient if waits else None)
 
     # --- who it is ---
 
@@ -135,7 +148,7 @@ class WebApp:
             first = error.errors()[0]
             raise HTTPException(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         asked = Asked(project, ids, query, role, self._clock())
-        return await run_in_threadpool(page.facts, asked), asked, session
+        return await self._in_thread(page.waits, lambda: page.facts(asked)), asked, session
 
     def _page(self, page: Page) -> Callable[[Request], Any]:
         async def show(request: Request) -> Response:
@@ -148,7 +161,7 @@ class WebApp:
             }  # fmt: skip
             if not request.headers.get("hx-request"):  # else it replaces a part of a page, and this stands outside
                 session.said = ""
-            return await run_in_threadpool(templates.html, page.name, about)
+            return await self._in_thread(False, lambda: templates.html(page.name, about))
 
         return show
 
@@ -168,7 +181,7 @@ class WebApp:
             raise HTTPException(404, f"name one of your projects: /status?project=NAME, of {', '.join(mine)}")
         request.path_params["project"] = name
         facts, asked, _ = await self._facts(PAGES[0], request)
-        return templates.json_response({**facts, **await run_in_threadpool(system.engine, asked)})
+        return templates.json_response({**facts, **await self._in_thread(True, lambda: system.engine(asked))})
 
     async def _openapi(self, request: Request) -> Response:
         self._session(request)
@@ -178,11 +191,14 @@ class WebApp:
         return JSONResponse({"status": "ok"})
 
     async def _events(self, request: Request) -> Response:
-        project, _, _ = self._project(request)
-        live = self.live[project.name]
+        project, _, session = self._project(request)
+        live, kind = self.live[project.name], "text/event-stream"
+        if request.method == "HEAD":
+            return Response(media_type=kind)
         if live.is_full:
             raise HTTPException(503, "too many pages are open")
-        return StreamingResponse(live.events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        events = live.events(lambda: self.access.is_open(session, project.name))
+        return StreamingResponse(events, media_type=kind, headers={"x-accel-buffering": "no"})
 
     # --- changes ---
 
@@ -205,7 +221,8 @@ class WebApp:
         async def act(request: Request) -> Response:
             project, session, form = await self._acting(request)
             ids = {name: value for name, value in request.path_params.items() if name != "project"}
-            said = await run_in_threadpool(action.act, Acting(project, ids, form, self._clock()))
+            acting = Acting(project, ids, form, self._clock())
+            said = await self._in_thread(action.waits, lambda: action.act(acting))
             done = Done(said) if isinstance(said, str) else said
             if action.forgets:
                 project.forget()
@@ -229,8 +246,11 @@ class WebApp:
         status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, StoreError) else 409
         return _error(request, status, str(error))
 
+    async def _too_deep(self, request: Request, error: Exception) -> Response:
+        return _error(request, 422, "what was recorded here is nested too deep to be shown")
+
     async def _broke(self, request: Request, error: Exception) -> Response:
-        log.error("%s could not be answered", request.url.path, exc_info=error)
+        log.error("%s could not be answered", one_line(request.url.path), exc_info=error)
         return _error(request, 500, "the page could not be made; the server's log says why")
 
 

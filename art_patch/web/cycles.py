@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from art_patch import insights, pipeline
+from art_patch._lib.loose_json import as_count, as_number, as_object, objects
 from art_patch.errors import NotFound
 from art_patch.types import JSON
 from art_patch.web import cycle_actions
 from art_patch.web.gates import gate_facts, scale_of
 from art_patch.web.projects import Asked, Query
+from art_patch.web.readable import Count, Number, readable
 
 _FRESH_S = 2.0
 _LOG_LINES = 40
@@ -42,7 +44,8 @@ def facts(asked: Asked) -> JSON:
     """Return the list's facts."""
     directory, query = asked.settings.directory, asked.query
     ids = [key for key in insights.cycle_ids(directory) if not query.before or key < query.before]
-    found = [report for key in ids[: query.limit] if (report := insights.cycle_report(directory, key)) is not None]
+    read = {key: insights.cycle_report(directory, key) for key in ids[: query.limit]}
+    found = [report for report in read.values() if report is not None]
     return {
         "running": running(asked),
         "waits": asked.project.kept("waits", _FRESH_S, lambda: insights.waits_for(asked.settings, asked.store)),
@@ -50,6 +53,7 @@ def facts(asked: Asked) -> JSON:
         "log_lines": insights.job_log_tail(directory, limit=_LOG_LINES),
         "last_retrain": pipeline.last_retrain(directory),
         "cycles": [{key: value for key, value in each.items() if key != "metrics"} for each in found],
+        "unread": [key for key, report in read.items() if report is None],
         "by_cycle": _by_cycle(found[::-1]),
         "directory": str(directory),
         "older": ids[query.limit - 1] if len(ids) > query.limit else None,
@@ -61,15 +65,19 @@ def running(asked: Asked) -> JSON | None:
     now, found = asked.now, pipeline.read_running(asked.settings.directory)
     if found is None:
         return {"who": None, "since": None, "stages": []} if cycle_actions.is_starting(asked.project) else None
-    stages = [
-        {"name": name, "done": its["done"], "total": its["total"], "took_s": _end(its, now) - its["since"]}
-        for name, its in cast("dict[str, Any]", found["stages"]).items()
-    ]
-    return {"who": found["who"], "since": found["began_at"], "stages": stages}
+    stages: list[JSON] = []
+    for name, given in as_object(found.get("stages")).items():
+        its, _ = readable(_Stage, given)
+        ended_at = its.at if its.done >= its.total else max(now, its.since)
+        stages.append({"name": name, "done": its.done, "total": its.total, "took_s": ended_at - its.since})
+    return {"who": str(found.get("who")), "since": as_number(found.get("began_at")), "stages": stages}
 
 
-def _end(stage: JSON, now: float) -> float:
-    return stage["at"] if stage["done"] >= stage["total"] else max(now, stage["since"])
+class _Stage(BaseModel):
+    since: Number = 0.0
+    at: Number = 0.0
+    done: Count = 0
+    total: Count = 0
 
 
 def _by_cycle(found: Sequence[JSON]) -> JSON:
@@ -77,9 +85,9 @@ def _by_cycle(found: Sequence[JSON]) -> JSON:
     series: dict[str, list[float | None]] = {"reward of the groups": [], "candidate": [], "champion": []}
     for each in found:
         train, gate = (_part(each["metrics"], name) for name in ("train", "gate"))
-        series["reward of the groups"].append(_number(train.get("mean_reward")))
+        series["reward of the groups"].append(as_number(train.get("mean_reward")))
         for name in ("candidate", "champion"):
-            series[name].append(_number(gate.get(name)))
+            series[name].append(as_number(gate.get(name)))
     told = {name: its for name, its in series.items() if any(value is not None for value in its)}
     return {"x": [each["began_at"] for each in found], "series": told}
 
@@ -94,13 +102,12 @@ def one(asked: Asked) -> JSON:
     metrics: dict[str, Any] = report["metrics"]
     candidate = asked.store.ledger.policy(report["candidate"]) if report.get("candidate") else None
     train = _part(metrics, "train")
-    trips: Any = _part(dict(candidate.metrics), "train").get("round_trips") if candidate is not None else None
     gates = {name: found for name in _GATES if (found := gate_facts(metrics.get(name))) is not None}
     return report | {
         "timeline": _timeline(report["stages_s"]),
         "lines": {stage: _lines(values) for stage, values in metrics.items()},
         "curves": _curves(train.get("history")),
-        "round_trips": trips,
+        "round_trips": _round_trips(_part(candidate.metrics, "train")) if candidate is not None else None,
         "candidate_state": candidate.state if candidate is not None else None,
         "gates": gates,
         "scale": scale_of(gates.values()),
@@ -140,10 +147,10 @@ def _lines(values: Any) -> list[str]:
 
 def _curves(history: Any) -> JSON:
     """Return the numbers of an update's steps; `steps` has the numbers of the steps that are shown."""
-    steps: list[Any] = [each for each in history or () if isinstance(each, dict)] if isinstance(history, list) else []
+    steps = objects(history)
     every = math.ceil(len(steps) / _MOST_STEPS) if steps else 1
     shown = [*enumerate(steps, 1)][::every]
-    values = {name: [_number(step.get(name)) for _, step in shown] for name, _, _ in CURVES}
+    values = {name: [as_number(step.get(name)) for _, step in shown] for name, _, _ in CURVES}
     told = [
         {"name": name, "title": title, "note": note, "values": values[name]}
         for name, title, note in CURVES
@@ -153,9 +160,11 @@ def _curves(history: Any) -> JSON:
 
 
 def _part(metrics: JSON, name: str) -> dict[str, Any]:
-    found: Any = metrics.get(name)
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return as_object(metrics.get(name))
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _round_trips(train: JSON) -> JSON | None:
+    found = as_object(train.get("round_trips"))
+    counts = {name: as_count(found.get(name)) for name in ("exact", "calls")}
+    differences = {what: count for what, its in as_object(found.get("differences")).items() if (count := as_count(its))}
+    return counts | {"differences": differences} if found else None

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from art_patch import gate as gate_test
 from art_patch import insights
 from art_patch.store import GateTurn, Store
 from art_patch.types import JSON
+from art_patch.web.readable import Count, Number, readable
 from art_patch.web.word_diff import compared
 
 _LEAST_SCALE = 0.05
@@ -18,38 +21,81 @@ _MOST_SHOWN = 8  # held-out scenarios that were lost, and won
 _MOST_TURNS = 2  # of a scenario
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Gain(_Part):
+    name: str
+    mean: Number
+    low: Number
+    high: Number
+    count: Count
+    unit: str = ""
+
+
+class _Check(_Part):
+    passed: bool
+    words: str
+
+
+class _Result(_Part):
+    group: str
+    candidate: Number
+    champion: Number
+
+
+class _Config(_Part):
+    margin: Number = 0.0
+
+
+class _Gate(BaseModel):
+    """What a gate notes, as far as pages show it. A gate that stopped early has not measured all of it."""
+
+    candidate: Number | None = None
+    champion: Number | None = None
+    difference: Number | None = None
+    lower_bound: Number | None = None
+    scenarios: Count | None = None
+    users: Count | None = None
+    more_needed: Count | None = None
+    judge: str | None = None
+    rubric: str | None = None
+    against: str | None = None  # a policy, or `upstream`
+    reruns: dict[str, Any] | None = None
+    gains: list[_Gain] = Field(default_factory=list[_Gain])
+    checks: list[_Check] = Field(default_factory=list[_Check])
+    ruined: list[str] = Field(default_factory=list[str])
+    results: list[_Result] | None = None
+    left: dict[str, Count] = Field(default_factory=dict[str, Count])
+    config: _Config = Field(default_factory=_Config)
+
+
 def gate_facts(gate: Any) -> JSON | None:
-    """Return what a page shows of a gate's metrics; `None` without a gate.
+    """Return what a page shows of a gate's metrics, and what of them is `unread`; `None` without a gate.
 
     A gate that stopped early has compared nothing: its `difference` is `None`.
     """
-    its: dict[str, Any] = dict(gate) if isinstance(gate, dict) else {}
-    if not its:
+    if not gate:
         return None
-    gains: list[JSON] = [dict(each) for each in its.get("gains") or ()]
-    difference, bound = _number(its.get("difference")), _number(its.get("lower_bound"))
-    low = high = None
-    if difference is not None and bound is not None:
-        judge = gains[0] if gains else {}
-        low, high = min(judge.get("low", bound), bound), max(judge.get("high", difference), difference)
-    margin = float((its.get("config") or {}).get("margin", 0.0))
-    return {
-        "words": insights.gate_in_words(its),
-        "difference": difference if low is not None else None,
+    found, unread = readable(_Gate, gate)
+    its = found.model_dump(exclude={"lower_bound", "config"})
+    bound, margin = found.lower_bound, found.config.margin
+    if None in (found.difference, bound, found.candidate, found.champion):
+        its["difference"] = None
+    low = high = its["difference"]
+    if low is not None and bound is not None:
+        judge = found.gains[0] if found.gains else None
+        low, high = min(judge.low if judge else bound, bound), max(judge.high if judge else low, low)
+    return its | {
+        "words": insights.gate_in_words(found.model_dump(exclude_none=True)),
         "bound": bound,
         "low": low,
         "high": high,
         "margin": margin,
         "proven": bound is not None and bound > margin + gate_test.TIE,
-        **{name: its.get(name) for name in ("candidate", "champion", "scenarios", "users", "judge", "rubric")},
-        "gains": gains,
-        "checks": [dict(each) for each in its.get("checks") or ()],
-        "ruined": [str(key) for key in its.get("ruined") or ()],
-        "results": [dict(each) for each in its["results"]] if "results" in its else None,
-        "against": its.get("against"),  # a policy, or `upstream`
-        "reruns": bool(its.get("reruns")),
-        "more_needed": its.get("more_needed"),
-        "left": dict(its.get("left") or {}),
+        "reruns": bool(found.reruns),
+        "unread": unread if isinstance(gate, dict) else ["all of it"],
     }
 
 
@@ -113,7 +159,3 @@ def scale_of(gates: Iterable[JSON | None]) -> float:
     """Return where the scale of all these gates' pictures ends, on both sides of 0."""
     ends = [abs(gate[end]) for gate in gates if gate and gate["difference"] is not None for end in ("low", "high")]
     return max(_LEAST_SCALE, *ends) if ends else _LEAST_SCALE
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

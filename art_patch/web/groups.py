@@ -13,6 +13,7 @@ from art_patch import insights, rewards, store
 from art_patch.errors import NotFound
 from art_patch.trajectories import transcript
 from art_patch.types import JSON
+from art_patch.web.paths import key_of_field
 from art_patch.web.projects import Asked, Query
 from art_patch.web.word_diff import compared
 
@@ -129,8 +130,14 @@ def _compared(opened: store.Store, siblings: list[dict[str, Any]], query: GroupQ
         return None
     # Those without a reward come first in the list.
     rewarded = [each["id"] for each in siblings if each["reward"] is not None] or ids
-    left = query.left or rewarded[0]
-    right = query.right or next((key for key in reversed(rewarded) if key != left), next(k for k in ids if k != left))
+    # A form has them as `segment` writes them.
+    left, right = (key if key is None or key in ids else key_of_field(key) for key in (query.left, query.right))
+    left = rewarded[0] if left is None else left
+    right = (
+        right
+        if right is not None
+        else next((key for key in reversed(rewarded) if key != left), next(k for k in ids if k != left))
+    )
     if wrong := [key for key in (left, right) if key not in ids]:
         raise NotFound(f"{wrong[0]!r} is no sibling of this group")
     whole = {each.id: transcript(each) for each in opened.read.trajectories([left, right])}

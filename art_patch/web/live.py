@@ -23,6 +23,7 @@ Sums over a large store are made in the background (`Project.kept`): a page that
 
 EVERY_S = 0.7
 _KEEP_ALIVE_S = 15.0  # a comment after so long without an event, so that proxies keep the connection
+_LOOK_S = 1.0  # so often a stream asks whether its reader may still see the project
 _MOST_READERS = 200  # of a project
 
 Marks = Mapping[str, object]
@@ -45,9 +46,10 @@ class Live:
         """Whether as many pages follow the project as a server serves."""
         return len(self._readers) >= _MOST_READERS
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """Yield the stream of one reader."""
+    async def events(self, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
+        """Yield the stream of one reader, while `is_open`."""
         mine: asyncio.Queue[str] = asyncio.Queue(len(KINDS) * 4)
+        silent_s = 0.0
         with self._lock:
             self._readers[mine] = asyncio.get_running_loop()
             if self._thread is None:
@@ -55,12 +57,16 @@ class Live:
                 self._thread.start()
         try:
             yield b"retry: 2000\n\n"
-            while not self._stop.is_set():
+            while not self._stop.is_set() and is_open():
                 try:
-                    kind = await asyncio.wait_for(mine.get(), _KEEP_ALIVE_S)
+                    kind = await asyncio.wait_for(mine.get(), _LOOK_S)
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    silent_s += _LOOK_S
+                    if silent_s >= _KEEP_ALIVE_S:
+                        silent_s = 0.0
+                        yield b": still here\n\n"
                 else:
+                    silent_s = 0.0
                     yield f"event: {kind}\ndata: 1\n\n".encode()
         finally:
             with self._lock:

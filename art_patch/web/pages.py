@@ -22,7 +22,7 @@ class Page:
     """One page."""
 
     name: str  # of its template, and in the API's document
-    path: str  # below the project; `{id}` stands for an id, `{id:path}` for one that apps choose
+    path: str  # below the project; `{id}` stands for an id, `{id:any}` for one that apps choose
     title: str
     facts: Facts
     about: str  # one sentence, for the API's document
@@ -30,6 +30,7 @@ class Page:
     # Kinds of events, as `live.KINDS` names them, after which an open page shows itself again.
     live: tuple[str, ...] = ()
     is_in_menu: bool = True
+    waits: bool = False  # for an engine, or for a sum that takes seconds
 
 
 PAGES: tuple[Page, ...] = (
@@ -48,16 +49,16 @@ PAGES: tuple[Page, ...] = (
         query=runs.NewRunsQuery, is_in_menu=False,
     ),
     Page(
-        "run", "runs/{id:path}", "Run", run.facts,
+        "run", "runs/{id:any}", "Run", run.facts,
         "One run: its steps, times, conversation, tokens, scores, siblings, corrections, and what was learned from it.",
         query=run.RunQuery, is_in_menu=False,
     ),
     Page(
-        "erase_run", "erase-run/{id:path}", "Erase a run", run_actions.erasure_facts,
+        "erase_run", "erase-run/{id:any}", "Erase a run", run_actions.erasure_facts,
         "What an erasure of a run would delete, and where copies of it are.", is_in_menu=False,
     ),
     Page(
-        "run_test", "run-test/{id:path}", "A test of the suite", run_actions.suite_facts,
+        "run_test", "run-test/{id:any}", "A test of the suite", run_actions.suite_facts,
         "The line of a suite that asks every candidate the prompt of a call of a run.",
         query=run_actions.SuiteQuery, is_in_menu=False,
     ),
@@ -67,7 +68,7 @@ PAGES: tuple[Page, ...] = (
         query=groups.GroupsQuery,
     ),
     Page(
-        "group", "groups/{id}", "Group", groups.one,
+        "group", "groups/{id:any}", "Group", groups.one,
         "One group: its siblings with rewards and scores, what they taught, and two of them compared word by word.",
         query=groups.GroupQuery, is_in_menu=False,
     ),
@@ -102,7 +103,7 @@ PAGES: tuple[Page, ...] = (
     Page(
         "decide", "decide", "A decision", policies.decide,
         "What a decision about a policy would bring, or why it is refused; nothing is changed.",
-        query=policies.DecideQuery, is_in_menu=False,
+        query=policies.DecideQuery, is_in_menu=False, waits=True,
     ),
     Page(
         "review", "review", "Review", review.facts,
@@ -116,15 +117,16 @@ PAGES: tuple[Page, ...] = (
     ),
     Page(
         "system_size", "system/size", "Size and growth", system.size,
-        "How large the store is, and how fast it grows.", is_in_menu=False,
+        "How large the store is, and how fast it grows.", is_in_menu=False, waits=True,
     ),
     Page(
         "system_engine", "system/engine", "Engine and servers", system.engine,
         "The engine and all servers as they answer now, with the policies that they have loaded.", is_in_menu=False,
+        waits=True,
     ),
     Page(
         "system_doctor", "system/doctor", "What the doctor finds", system.examined,
-        "The findings of `art-patch doctor`, with their cures.", is_in_menu=False,
+        "The findings of `art-patch doctor`, with their cures.", is_in_menu=False, waits=True,
     ),
 )  # fmt: skip
 
@@ -134,7 +136,7 @@ def openapi(version: str) -> JSON:
     paths: dict[str, Any] = {}
     key = [{"key": []}, {"cookie": []}]
     for page in PAGES:
-        path = page.path.replace(":path}", "}")
+        path = page.path.replace(":any}", "}")
         ids = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("project", *ids)

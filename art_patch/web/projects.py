@@ -140,7 +140,7 @@ class Project:
 class Query(BaseModel):
     """The parameters that a page takes from its address; a subclass names more of them."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, str_max_length=500)
+    model_config = ConfigDict(extra="ignore", frozen=True, str_max_length=4_000)
 
 
 @dataclass(frozen=True, slots=True)

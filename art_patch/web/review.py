@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from art_patch import rewards, store
 from art_patch._lib.ids import derived_id
+from art_patch._lib.loose_json import shallow
 from art_patch.errors import NotFound
 from art_patch.trajectories import transcript
 from art_patch.types import JSON
@@ -100,7 +101,7 @@ def _editable(message: JSON | None) -> str:
     content: Any = message.get("content")
     if isinstance(content, str) and not message.get("tool_calls"):
         return content
-    return json.dumps({key: value for key, value in message.items() if value is not None}, indent=1)
+    return json.dumps(shallow({key: value for key, value in message.items() if value is not None}), indent=1)
 
 
 def _revealed(opened: store.Store, group: str) -> JSON | None:

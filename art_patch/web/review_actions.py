@@ -26,8 +26,8 @@ _CHOICES = {
 
 def prefer(acting: Acting) -> Done:
     """Keep which of a group's two runs is better: 1 for it and 0 for the other, or 0.5 for both."""
-    form, group = acting.form, acting.form.get("group", "")
-    runs, choice = [form.get("left", ""), form.get("right", "")], form.get("choice", "")
+    form, group = acting.form, acting.key("group")
+    runs, choice = [acting.key("left"), acting.key("right")], form.get("choice", "")
     pair = pair_of(acting.project.store, group)
     if pair is None or [pair.left, pair.right] != runs:
         raise NotFound("these two runs are not the pair of this group any more; load the page again")
@@ -47,7 +47,7 @@ def thumb(acting: Acting) -> str:
     value = {"up": 1.0, "down": 0.0}.get(acting.form.get("thumb", ""))
     if value is None:
         raise ConfigError("say whether the run is good: up or down")
-    run = acting.form.get("run", "")
+    run = acting.key("run")
     acting.project.keep_opinion(
         Score(thumbs_id(run), run, "thumbs", value, "user", acting.now, comment=_comment(acting))
     )
@@ -56,7 +56,7 @@ def thumb(acting: Acting) -> str:
 
 def correct(acting: Acting) -> str:
     """Keep the answer that would have been right."""
-    run, answer = acting.form.get("run", ""), acting.form.get("answer", "").replace("\r\n", "\n")
+    run, answer = acting.key("run"), acting.form.get("answer", "").replace("\r\n", "\n")
     message = assistant_message(_message(answer))
     acting.project.keep_opinion(
         Correction(correction_id(run), run, acting.now, "user", message, comment=_comment(acting))

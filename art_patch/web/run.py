@@ -11,15 +11,16 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from pydantic import Field
 
 from art_patch import insights, store
+from art_patch._lib.loose_json import shallow
 from art_patch.errors import NotFound
 from art_patch.trajectories import canonical, main_call
-from art_patch.types import JSON, Call, Choice, SpanInfo, Trajectory
+from art_patch.types import JSON, Call, Choice, Correction, SpanInfo, Trajectory, TrajectoryInfo
 from art_patch.web.projects import Asked, Query
 from art_patch.web.tokens import token_texts
 
@@ -44,8 +45,7 @@ class RunQuery(Query):
 
 def the_run_of(asked: Asked) -> Trajectory:
     """Return the run that the path names."""
-    key = asked.ids["id"].replace("\0", "")
-    found = asked.store.read.trajectories([key])
+    found = asked.store.read.trajectories([asked.ids["id"]])
     if not found:
         raise NotFound("there is no such run; it may have been erased, or pruned by the settings of retention")
     return found[0]
@@ -60,13 +60,13 @@ def facts(asked: Asked) -> JSON:
     teller = _Teller(opened, run, lessons, query)
     return {
         "recognised": insights.ORIGINS.get(run.info.origin, run.info.origin),
-        "run": asdict(run.info) | {"metadata": dict(run.info.metadata)},
+        "run": _fields(run.info) | {"metadata": shallow(dict(run.info.metadata))},
         "summary": asdict(summary) | {"status": summary.status, "duration_s": summary.duration_s},
         "why_not_learned": why_not_learned(opened, run),
         "group": _group(opened, run),
         "scores": [asdict(score) for score in run.scores],
         "corrections": [
-            asdict(each) | {"message": teller.message(each.message)}
+            _fields(each) | {"message": teller.message(each.message)}
             for each in opened.evidence.corrections([run.id]).get(run.id, [])
         ],
         "learned": _learned(lessons),
@@ -77,6 +77,11 @@ def facts(asked: Asked) -> JSON:
         "all": {"calls": len(run.calls), "steps": len(run.calls) + len(run.spans)},
         "query": query.model_dump(),
     }
+
+
+def _fields(record: TrajectoryInfo | Correction) -> dict[str, Any]:
+    # Not `asdict`, which goes into what an app nested hundreds deep.
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def why_not_learned(opened: store.Store, run: Trajectory) -> str | None:
@@ -156,7 +161,7 @@ def _call_row(call: Call) -> JSON:
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(shallow(value), ensure_ascii=False)
 
 
 def _text(text: str, full: bool, longest: int = _LONGEST_TEXT) -> dict[str, Any]:
@@ -274,7 +279,7 @@ def _correctable(message: JSON) -> JSON:
     """Return the answer as a person edits it: its text, or the whole message as JSON if it calls tools."""
     if insights.tool_calls_of(message) or not isinstance(message.get("content"), str):
         kept = {key: value for key, value in message.items() if value not in (None, "", [])}
-        return {"how": "json", "text": json.dumps(kept, ensure_ascii=False, indent=1)}
+        return {"how": "json", "text": json.dumps(shallow(kept), ensure_ascii=False, indent=1)}
     return {"how": "text", "text": message["content"]}
 
 

@@ -51,8 +51,8 @@ def correct(acting: Acting) -> str:
     message = context.assistant_message(answer)
     said = feedback.comment_of(acting.form.get("comment"))
     comment = f"{said} ({who})" if said else f"by {who}"
-    run, call = acting.ids["id"], acting.form.get("call") or None
-    found = acting.project.store.read.trajectories([run.replace("\0", "")])
+    run, call = acting.ids["id"], acting.key("call") or None
+    found = acting.project.store.read.trajectories([run])
     if call is not None and call not in {each.id for its in found for each in its.calls}:
         raise NotFound("the run has no such call")
     acting.project.keep_opinion(
@@ -66,7 +66,7 @@ def correct(acting: Acting) -> str:
 
 def erasure_facts(asked: Asked) -> JSON:
     """Return what an erasure of the run would delete, and where copies of it are; nothing is deleted."""
-    key = asked.ids["id"].replace("\0", "")
+    key = asked.ids["id"]
     report = insights.erase(asked.settings, asked.store, trajectory=key, dry_run=True)
     if not report.erasure.found:
         raise NotFound("there is no such run; it may have been erased, or pruned by the settings of retention")
@@ -75,7 +75,7 @@ def erasure_facts(asked: Asked) -> JSON:
 
 def erase(acting: Acting) -> Done:
     """Erase the run, and return what was deleted and what is left to do."""
-    project, key = acting.project, acting.ids["id"].replace("\0", "")
+    project, key = acting.project, acting.ids["id"]
     report = insights.erase(project.settings, project.store, trajectory=key, who=acting.who("erase"))
     return Done("\n".join(report.lines(now=acting.now)), then="runs")
 
@@ -103,12 +103,12 @@ def add_test(acting: Acting) -> str:
     file = os.environ.get(SUITE)
     if not file:
         raise ConfigError(f"this server knows no suite; start it with {SUITE}=FILE, or take the line yourself")
-    found = acting.project.store.read.trajectories([acting.ids["id"].replace("\0", "")])
+    found = acting.project.store.read.trajectories([acting.ids["id"]])
     if not found:
         raise NotFound("there is no such run; it may have been erased, or pruned by the settings of retention")
     if (why_not := why_not_learned(acting.project.store, found[0])) is not None:
         raise ConfigError(f"the gate may not use this run: {why_not}")
-    _, row = _row(found[0], acting.form.get("call") or None)
+    _, row = _row(found[0], acting.key("call") or None)
     if name := " ".join(acting.form.get("name", "").split())[:200]:
         row["name"] = name
     number = gate.add_to_suite(Path(file), row)

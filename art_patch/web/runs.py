@@ -59,10 +59,15 @@ class RunsQuery(Query):
     @model_validator(mode="before")
     @classmethod
     def _without_blanks(cls, given: Any) -> Any:
-        """A form sends all of its fields. Databases refuse NUL."""
-        texts = {
-            name: value.replace("\0", "").strip() if isinstance(value, str) else value for name, value in given.items()
-        }
+        """A form sends all of its fields, with the spaces that people type. Databases refuse NUL."""
+
+        def plain(name: str, value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            text = value.replace("\0", "")
+            return text if name == "after" else text.strip()
+
+        texts = {name: plain(name, value) for name, value in given.items()}
         return {name: value for name, value in texts.items() if value != ""}
 
     def chosen(self, now: float) -> store.Filter:

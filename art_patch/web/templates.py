@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 
 from art_patch._lib import words
 from art_patch._lib.visible_text import sentences, visible
+from art_patch.web.paths import segment
 
 NO_VALUE = "-"
 
@@ -47,7 +47,7 @@ def _environment() -> Environment:
         "iso": _iso,
         "sentences": sentences,
         "data": _data,
-        "segment": _segment,
+        "segment": segment,
         "editable": _editable,
         "counted": words.counted,
         "short": _or_none("{:.4g}".format),
@@ -104,11 +104,6 @@ def _written(at: float, form: str) -> str:
         return datetime.fromtimestamp(at).astimezone().strftime(form)
     except (ValueError, OverflowError, OSError):
         return f"{at:g} s"
-
-
-def _segment(value: object) -> str:
-    """Return a value as one part of a path, whatever is in it."""
-    return quote(str(value), safe="", errors="replace")
 
 
 def _editable(value: object) -> Markup:

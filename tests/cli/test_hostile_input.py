@@ -123,9 +123,16 @@ def test_what_an_app_says_wrongly_costs_nobody_a_look(home: Path):
 def test_a_report_that_somebody_edited_is_no_report(home: Path):
     whole: Any = {"outcome": "promoted", "began_at": 1.0}
     reports: list[Any] = [
-        whole | {"reason": "fine"}, [1], {"outcome": "x"}, whole | {"began_at": "x"}, whole | {"began_at": 1e300},
-        whole | {"metrics": [1]}, whole | {"metrics": {"judge": {"cost_usd": "x"}}}, whole | {"stages_s": [1]},
-        whole | {"stages_s": {"train": "x"}}, whole | {"took_s": "x"}, whole | {"took_s": 10**400},
+        whole | {"reason": "fine"},
+        [1],
+        {"outcome": "x"},
+        whole | {"began_at": "x"},
+        whole | {"began_at": 1e300},
+    ]
+    damaged: list[tuple[dict[str, Any], str]] = [
+        ({"metrics": [1]}, "metrics"), ({"metrics": {"judge": {"cost_usd": "x"}}}, "judge cost_usd"),
+        ({"stages_s": [1]}, "stages_s"), ({"stages_s": {"train": "x"}}, "stages_s train"), ({"took_s": "x"}, "took_s"),
+        ({"took_s": 10**400}, "took_s"), ({"candidate": ["agent@1"], "who": 5}, "candidate, who"),
     ]  # fmt: skip
     (home / "default" / "cycles").mkdir()
     for number, report in enumerate(reports):
@@ -135,3 +142,7 @@ def test_a_report_that_somebody_edited_is_no_report(home: Path):
     assert "2026-00  promoted" in art_patch("cycles", home=home).stdout
     for number in range(1, len(reports)):
         says(art_patch("cycles", "show", f"2026-{number:02}", home=home), 19, "is gone or cannot be read")
+    for number, (damage, unread) in enumerate(damaged):
+        (home / "default" / "cycles" / f"2027-{number:02}.json").write_text(json.dumps(whole | damage))
+        shown = art_patch("cycles", "show", f"2027-{number:02}", home=home)
+        assert (shown.returncode, f"could not be read: {unread} " in shown.stdout) == (0, True), shown.stdout

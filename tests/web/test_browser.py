@@ -13,17 +13,16 @@ import pytest
 
 from art_patch.store import open_store
 from tests.benchmarks.samples import small_run
-from tests.support.chromium import chromium, needs_chromium
+from tests.support.chromium import SIZES, Watched, chromium, needs_chromium, serious
 from tests.support.web import Served, served
 from tests.support.web_store import make_project
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u202e\"'`{{7*7}}"
-SIZES = {"desktop": (1_280, 900), "phone": (360, 740)}
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +51,6 @@ def state(server: Served, browser: Browser) -> Any:
     return kept
 
 
-class Watched:
-    """A page of the browser, and all that went wrong on it."""
-
-    def __init__(self, context: BrowserContext, url: str) -> None:
-        self.page: Page = context.new_page()
-        self.wrong: list[str] = []
-        self.page.on(
-            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
-        )
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda asked: None if asked.url.startswith(url) else self.wrong.append(asked.url))
-        self.page.on(
-            "response", lambda got: self.wrong.append(f"{got.status} {got.url}") if got.status >= 400 else None
-        )
-
-
 def pages_of(page: Page, url: str) -> list[str]:
     """All pages that the menu names, and one page of each kind that they lead to."""
     page.goto(f"{url}/p/shop/")
@@ -85,14 +68,12 @@ def pages_of(page: Page, url: str) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_page_is_whole_and_readable(server: Served, browser: Browser, state: Any, size: str, scheme: Any):
-    from axe_playwright_python.sync_playwright import Axe
-
     width, height = SIZES[size]
     context = browser.new_context(
         storage_state=state, viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True
     )
     watched = Watched(context, server.url)
-    page, axe, found = watched.page, Axe(), list[str]()
+    page, found = watched.page, list[str]()
     paths = pages_of(page, server.url)
     assert len(paths) >= 1
     for path in paths:
@@ -102,9 +83,7 @@ def test_every_page_is_whole_and_readable(server: Served, browser: Browser, stat
         assert "49" not in page.title(), path
         # Nothing is cut off at the side: what is wide scrolls in itself.
         assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, size)
-        for violation in axe.run(page).response["violations"]:
-            if violation["impact"] in ("serious", "critical"):
-                found.append(f"{path}: {violation['id']}: {violation['nodes'][0]['html'][:200]}")
+        found += [f"{path}: {each}" for each in serious(page)]
     context.close()
     assert not found, "\n".join(found)
     assert not watched.wrong

@@ -41,7 +41,8 @@ def test_a_person_scores_and_corrects(acting: tuple[httpx.Client, Store, Served]
             assert (back.status_code, str(back.url.path)) == (200, f"/p/shop/{path.replace('%2F', '/')}") or key == ODD
         answer = "the\r\nright \u202e answer"
         call = store.read.trajectories([key])[0].calls[0].id
-        client.post(correct, data={**token, "answer": answer, "how": "text", "call": call, "comment": "why"})
+        form = {**token, "answer": answer, "how": "text", "call": quote(call, safe=""), "comment": "why"}
+        client.post(correct, data=form)
         tools = [{"function": {"name": "f", "arguments": {"a": 1}}}]
         client.post(correct, data={**token, "answer": json.dumps({"tool_calls": tools}), "how": "json"})
         (run,) = store.read.trajectories([key])

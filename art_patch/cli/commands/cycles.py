@@ -97,4 +97,6 @@ def _print_line(facts: dict[str, Any], now: float) -> None:
     stages = {key: seconds for key, seconds in (facts.get("stages_s") or {}).items() if seconds >= 0.001}
     if stages:
         lines.append(", ".join(f"{stage} {output.seconds(seconds)}" for stage, seconds in stages.items()))
+    if facts["unread"]:
+        lines.append(f"could not be read: {', '.join(facts['unread'])}")
     output.print_below(console, *lines, *output.sentences(facts.get("reason", "")))

@@ -144,7 +144,9 @@ function follow() {
   const open = () => {
     source = new EventSource(address);
     source.addEventListener("open", () => live("Live"));
-    source.addEventListener("error", () => live("Not live; trying again"));
+    source.addEventListener("error", () =>
+      live(source.readyState === EventSource.CLOSED ? "Not live; load the page again" : "Not live; trying again"),
+    );
     for (const kind of KINDS) source.addEventListener(kind, () => tell(kind));
   };
   document.addEventListener("visibilitychange", () => {
