@@ -10,9 +10,9 @@ targets that were not met. A million calls take about 15 minutes on two cores fo
 them. `--quick` repeats nothing often: it shows that all parts work, and times that mean little.
 
 - `pages`: a server process over a store with so many calls, a tenth as many runs, groups, scores and 30 policies. Each
-  page, its JSON, and some searches are asked for again and again by one client on the same machine; what that client
-  waits is given, which is more than the server's own time. `page_ms_p95`: of all pages, the worst database; with the
-  first request to each left out, since sums are then kept (`page_ms_first` has the longest of those).
+  page, its JSON, lists with filters and some searches are asked for again and again by one client on the same machine;
+  what it waits is given, which is more than the server's own time. `page_ms_p95`: of all pages, the worst database;
+  with the first request to each left out, since sums are then kept (`page_ms_first` has the longest of those).
   `search_ms_p95`, `rss_mib`: the server's memory at the end.
 - `browser`: the first page in Chromium with an empty cache: `first_kib` over the wire, `first_ms` until its content is
   painted, `first_elsewhere` requests to other hosts.
@@ -216,6 +216,14 @@ def running(settings: Settings) -> Generator[Running]:
 
 # --- parts ---
 
+# Lists with a filter: of those that no index answers, and those that match little.
+LISTS = (
+    "runs?user=user-9979", "runs?scenario=x", "runs?policy=agent@3", "runs?policy=upstream", "runs?model=gpt",
+    "runs?tool=f", "runs?tag=a", "runs?min_reward=0.5", "runs?status=error", "runs?error=timeout",
+    "runs?slower_than=2s", "runs?trainable=no", "runs?since=7d", "runs?sort=reward", "runs?sort=latency",
+    "groups?state=trained", "groups?policy=agent@3", "review?kind=unsure", "system?before=50",
+)  # fmt: skip
+
 
 def paths_of(client: httpx.Client, base: str) -> list[str]:
     """All pages of the menu, and one page of each kind that they link to."""
@@ -238,8 +246,9 @@ def pages(settings: Settings, repeats: Repeats) -> dict[str, Any]:
     with running(settings) as server, closing(server.client()) as client:
         base = f"/p/{server.project}"
         paths = paths_of(client, base)
+        asked = [*paths, *(LISTS if "runs" in paths else ())]
         for round_ in range(repeats.asks + 1):
-            for path in paths:
+            for path in asked:
                 for address in (f"{base}/{path}", f"/api/v1/{server.project}/{path}".rstrip("/")):
                     began = time.perf_counter()
                     response = client.get(address)
