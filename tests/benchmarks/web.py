@@ -275,7 +275,7 @@ def pages(settings: Settings, repeats: Repeats) -> dict[str, Any]:
     }
 
 
-def browser(settings: Settings, _: Repeats) -> dict[str, Any]:
+def browser(settings: Settings, _repeats: Repeats) -> dict[str, Any]:
     """The first page in Chromium, three times with an empty cache; the median of the times."""
     from tests.support.chromium import chromium
 

@@ -327,8 +327,8 @@ class Shop:
             )
         )
         state, why = ("scored", None)
-        if number > 0.85:
-            state, why = "dead", "all siblings have the same reward"
+        if len({self.worth[run.id] for run in members}) == 1:
+            state, why = "dead", "all siblings that are trained were scored alike"
         elif number > 0.8:
             state, why = "quarantined", "the judge's order flips when the siblings are shown in another one"
         self.store.ledger.set_groups([group.id], state, reason=why)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDE, NARROW = {"width": 1_280, "height": 900}, {"width": 360, "height": 740}
 GIVEN = Given(arguments=["home", "project"], prices=lambda _: (2.5, 10.0), gpu_usd_per_hour=0.0)
 HOME = "/home/ada/.local/share"  # stands for where this machine keeps the project
 
@@ -87,13 +86,15 @@ def main() -> None:
                 page.screenshot(path=asked.to / f"{name}.png", full_page=asked.whole)
                 print(asked.to / f"{name}.png")
 
-            context = browser.new_context(viewport=WIDE, color_scheme="light")
+            context = browser.new_context(viewport={"width": 1_280, "height": 900}, color_scheme="light")
             page = context.new_page()
             page.goto(server.links["support-bot"])
             page.wait_for_url("**/p/support-bot/")
             paths = paths_of(page, server)
             state = context.storage_state()
-            narrow = browser.new_context(viewport=NARROW, color_scheme="dark", storage_state=state).new_page()
+            narrow = browser.new_context(
+                viewport={"width": 360, "height": 740}, color_scheme="dark", storage_state=state
+            ).new_page()
             for name, path in paths.items():
                 take(page, name, path)
                 if asked.whole or name == "overview":

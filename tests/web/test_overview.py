@@ -32,6 +32,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def overview(client: httpx.Client, until: Callable[[Any], bool] = lambda found: found["money"] is not None) -> Any:
     """The facts, once they are as `until` wants them: money is counted in the background."""
+    found = None
     for _ in range(200):
         found = client.get("/api/v1/shop").json()
         if until(found):
