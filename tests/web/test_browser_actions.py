@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
+from threading import Thread
 from typing import Any, get_args
 
 import pytest
@@ -232,6 +234,7 @@ def by_keyboard_a_test_is_ended(desk: Desk) -> None:
 def a_link_is_made_and_its_browser_leaves_by_keyboard(desk: Desk) -> None:
     desk.open("bot/system")
     desk.page.get_by_role("button", name="Make a one-time link").click()
+    desk.page.wait_for_url("**/link")
     link = desk.page.get_by_label("The link").input_value()
     assert link.startswith(f"{desk.server.url}/enter#")
     desk.fine()
@@ -332,3 +335,39 @@ def test_what_is_refused_is_said_on_a_page_that_all_can_read(desk: Desk):
     assert "open the link that" in page.locator("main").inner_text()
     desk.fine()
     assert not [each for each in desk.wrong if _REFUSED not in each and not each.startswith("4")]
+
+
+EVIL = """<form method=post action="{url}/p/bot/score-run/e"><input name=csrf value="{csrf}"><input name=who value=Eve>
+<input name=name value=thumbs><input name=value value=0></form><script src="{url}/p/bot/"></script>"""
+
+
+def test_a_page_of_another_port_neither_reads_nor_acts(desk: Desk):
+    """Browsers send it our cookie, since cookies are shared by all ports of a machine; and it has guessed the token."""
+    desk.open("bot/")
+    evil = EVIL.format(url=desk.server.url, csrf=desk.page.locator("input[name=csrf]").first.input_value())
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(evil.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = desk.page
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        for path in ("/p/bot/live", "/api/v1/bot"):
+            for mode in ("no-cors", "cors"):
+                read = f"fetch('{desk.server.url}{path}', {{mode: '{mode}', credentials: 'include'}})"
+                assert page.evaluate(f"{read}.then(() => 'read', () => 'refused')") == "refused", (path, mode)
+        page.evaluate("document.forms[0].submit()")
+        page.wait_for_url("**/score-run/e")
+        assert "a change must come from a page of this server" in page.locator("body").inner_text()
+        server.shutdown()
+    with desk.store() as store:
+        (run,) = store.read.trajectories(["e"])
+    assert not [score for score in run.scores if score.judge == "Eve"]
