@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from art_patch import insights
+from art_patch import insights, promotion
 from art_patch.store import Store
 from art_patch.types import JSON
 from art_patch.web import cycles
@@ -41,6 +41,7 @@ def facts(asked: Asked) -> JSON:
     periods, served = _periods(asked), insights.who_serves(settings, store, now=asked.now)
     return {
         **served,
+        "control": None if served["control_look"] is None else promotion.look_in_words(served["control_look"]),
         "recorded": kept("counts", _FRESH_S, store.read.counts),
         "queue": {name: sum(_whole(app.get(name)) for app in served["apps"]) for name in ("queued", "dropped")},
         "cycle": cycles.running(asked),

@@ -111,6 +111,29 @@ def test_apps_tell_version_mode_queue_and_drops(settings: Settings):
     assert [cell for cell in ("0.9.0", "shadow", ">3<", ">7<", ">2<") if cell not in row] == []
 
 
+def test_the_control_group_is_told_in_words(settings: Settings):
+    side = {"sessions": 30}
+    look: dict[str, Any] = {
+        "policy": "agent@5",
+        "at": time.time(),
+        "says": "open",
+        "begin": 0.0,
+        "champion": side,
+        "upstream": side,
+        "signals": {},
+        "days_to_notice": {},
+    }
+    with closing(open_store(settings.store_url, project="shop")) as store:
+        store.ledger.set_control_group(10.0, who="test")
+        store.ledger.keep_control_look(look)
+    with served(settings) as running, running.entered() as client:
+        told = client.get("/status").json()
+        page = client.get("/p/shop/").text
+    assert told["control_percent"] == 10.0
+    assert "30 sessions against 30" in told["control"]
+    assert f"of the sessions stay with upstream; {told['control']}" in page
+
+
 def test_the_cycle_that_runs_is_on_the_first_page(settings: Settings):
     def nothing(stage: str, done: int, total: int, note: str = "") -> None:
         pass
