@@ -42,6 +42,8 @@ from art_patch.types import JSON
 # A reason names so many scenarios; keys may be as long as a prompt.
 _NAMED, _KEY_CHARS = 5, 60
 
+_NO_GROUPS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -57,17 +59,21 @@ class Verdict:
 
 
 def decide(
-    scores: Iterable[Pair], config: GateConfig, *, user_of: Mapping[str, str | None] = NO_USERS, seed: int = 0
-) -> Verdict:
+    scores: Iterable[Pair], config: GateConfig, *, user_of: Mapping[str, str | None] = NO_USERS,
+    group_of: Mapping[str, str] = _NO_GROUPS, seed: int = 0,
+) -> Verdict:  # fmt: skip
     """Decide from both policies' scores of each turn whether the candidate wins.
 
-    `user_of` has the users of the scenarios; a scenario without one stands for itself. `seed` draws the subsets of the
-    bound.
+    `user_of` has the users of the scenarios; a scenario without one stands for itself. `group_of` has the groups by
+    which reason and metrics name scenarios, since a key may be what a user wrote, and both outlive an erasure. `seed`
+    draws the subsets of the bound.
     """
     pairs = list(scores)
     for key, ours, theirs in pairs:
         if not (math.isfinite(ours) and math.isfinite(theirs)):
-            return Verdict(False, f"a score of scenario {_short(key)} is not finite", {"scenarios": 0})
+            return Verdict(
+                False, f"a score of scenario {_short(group_of.get(key, key))} is not finite", {"scenarios": 0}
+            )
     by_scenario, units = scenario_means(pairs, user_of)
     users = len({user_of.get(key) for key in by_scenario} - {None})
     count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
@@ -93,7 +99,7 @@ def decide(
     if needed is not None:
         metrics["more_needed"] = needed - count
     reason = _reason(metrics, config, wins)
-    ruined, words = _ruined(differences, config)
+    ruined, words = _ruined({group_of.get(key, key): value for key, value in differences.items()}, config)
     if ruined:
         metrics["ruined"] = ruined
         reason = f"{reason}; {'but' if wins else 'besides,'} {words}"

@@ -70,7 +70,7 @@ def run_gate(
     judged = replace(scored.judged, unscored=(*scored.judged.unscored, *(turn.scenario_key for turn in reruns.lost)))
     # The suite is a check of its own: its prompts were chosen by a person and say nothing about traffic.
     traffic = [pair for pair in judged.pairs if not pair[0].startswith(gate.PREFIX)]
-    verdict = gate.decide(traffic, config, seed=seed, user_of=held_out.user_of)
+    verdict = gate.decide(traffic, config, seed=seed, user_of=held_out.user_of, group_of=held_out.groups)
     # Too few users give no bound. Then the scenarios are the units, and a canary decides for all users.
     user_of = gate.NO_USERS if "users_needed" in verdict.metrics else held_out.user_of
     everything = (*answers, *map(gate.answered_in, reruns.repeated))

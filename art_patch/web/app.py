@@ -75,6 +75,7 @@ class WebApp:
                 Route("/p/{project}/live", self._events, methods=["GET"]),
                 Route("/p/{project}/link", self._new_link, methods=["POST"]),
                 *changes, *html, *data,
+                Route("/p/{project}", self._first_page, methods=["GET"]),
                 Mount("/static", _Assets(directory=STATIC)),
             ],
             exception_handlers={
@@ -82,6 +83,7 @@ class WebApp:
                 Exception: self._broke,
             },
         )  # fmt: skip
+        app.router.redirect_slashes = False  # its redirects name the address that a proxy connects to
         return RequestGuard(app, origin=origin)
 
     async def _in_thread(self, waits: bool, work: Callable[[], _T]) -> _T:
@@ -119,7 +121,7 @@ class WebApp:
         await self._form_of_ours(request, self._session(request))
         self.access.leave(request.cookies.get(self.access.cookie))
         response = RedirectResponse("/enter", status_code=303)
-        response.delete_cookie(self.access.cookie, path="/")
+        response.delete_cookie(self.access.cookie, **self.access.cookie_options())  # type: ignore[arg-type]
         return response
 
     async def _new_link(self, request: Request) -> Response:
@@ -138,6 +140,10 @@ class WebApp:
         if len(mine) == 1:
             return RedirectResponse(f"/p/{mine[0]}/", status_code=303)
         return templates.html("projects", {"projects": mine, "title": "Projects", "csrf": session.csrf})
+
+    async def _first_page(self, request: Request) -> Response:
+        project, _, _ = self._project(request)
+        return RedirectResponse(f"/p/{project.name}/", status_code=307)
 
     async def _facts(self, page: Page, request: Request) -> tuple[JSON, Asked, Session]:
         project, role, session = self._project(request)
@@ -195,9 +201,10 @@ class WebApp:
         live, kind = self.live[project.name], "text/event-stream"
         if request.method == "HEAD":
             return Response(media_type=kind)
-        if live.is_full:
+        who = session.csrf  # none of programs, which count together
+        if live.is_full(who):
             raise HTTPException(503, "too many pages are open")
-        events = live.events(lambda: self.access.is_open(session, project.name))
+        events = live.events(lambda: self.access.is_open(session, project.name), who)
         return StreamingResponse(events, media_type=kind, headers={"x-accel-buffering": "no"})
 
     # --- changes ---

@@ -25,6 +25,7 @@ EVERY_S = 0.7
 _KEEP_ALIVE_S = 15.0  # a comment after so long without an event, so that proxies keep the connection
 _LOOK_S = 1.0  # so often a stream asks whether its reader may still see the project
 _MOST_READERS = 200  # of a project
+_MOST_OF_ONE = 50  # of a session, so that no browser keeps the others from following
 
 Marks = Mapping[str, object]
 
@@ -37,21 +38,22 @@ class Live:
     def __init__(self, look: Callable[[], Marks]) -> None:
         """`look` returns for each kind a mark that is another one after each change."""
         self._look, self._lock = look, threading.Lock()
-        self._readers: dict[asyncio.Queue[str], asyncio.AbstractEventLoop] = {}
+        self._readers: dict[asyncio.Queue[str], tuple[asyncio.AbstractEventLoop, str]] = {}  # and whose they are
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many pages follow the project as a server serves."""
-        return len(self._readers) >= _MOST_READERS
+    def is_full(self, who: str) -> bool:
+        """Whether as many pages follow the project, or as many of `who`, as a server serves."""
+        with self._lock:
+            its = sum(whose == who for _, whose in self._readers.values())
+            return len(self._readers) >= _MOST_READERS or its >= _MOST_OF_ONE
 
-    async def events(self, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
-        """Yield the stream of one reader, while `is_open`."""
+    async def events(self, is_open: Callable[[], bool], who: str) -> AsyncGenerator[bytes]:
+        """Yield the stream of one reader of `who`, while `is_open`."""
         mine: asyncio.Queue[str] = asyncio.Queue(len(KINDS) * 4)
         silent_s = 0.0
         with self._lock:
-            self._readers[mine] = asyncio.get_running_loop()
+            self._readers[mine] = asyncio.get_running_loop(), who
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="art_patch-web-live", daemon=True)
                 self._thread.start()
@@ -102,7 +104,7 @@ class Live:
     def _tell(self, kind: str) -> None:
         with self._lock:
             readers = list(self._readers.items())
-        for queue, loop in readers:
+        for queue, (loop, _) in readers:
             with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_put, queue, kind)
 

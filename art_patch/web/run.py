@@ -1,8 +1,8 @@
 """The page of one run: its steps and their times, what was said, its scores, and what was learned from it.
 
 A run may be long, and each of its texts, too. So a page has at most `CALLS` calls, `STEPS` steps and `SIBLINGS`
-siblings, and the beginning of each text; `full` lifts the last limit. Nothing that a run holds is trusted: see
-`templates`.
+siblings, the last `MESSAGES` messages of a prompt, and the beginning of each text; `full` lifts the last two limits.
+Nothing that a run holds is trusted: see `templates`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from art_patch.types import JSON, Call, Choice, Correction, SpanInfo, Trajectory
 from art_patch.web.projects import Asked, Query
 from art_patch.web.tokens import token_texts
 
-CALLS, STEPS, SIBLINGS, TOKENS = 50, 400, 16, 4_000
+CALLS, STEPS, SIBLINGS, TOKENS, MESSAGES = 50, 400, 16, 4_000, 200
 _LONGEST_TEXT = 20_000  # characters
 _LONGEST_VALUE = 2_000  # characters of a step's input or output
 _WIDTH = 1_000  # of the timing's picture
@@ -39,7 +39,7 @@ class RunQuery(Query):
     """Which part of the run is shown."""
 
     first: int = Field(1, ge=1, le=1_000_000, description="Number of the first call that is shown.")
-    full: bool = Field(False, description="Whether long texts are returned whole.")
+    full: bool = Field(False, description="Whether long texts and prompts are returned whole.")
     tokens: bool = Field(False, description="Whether the tokens of answers are returned, with log-probabilities.")
 
 
@@ -231,6 +231,8 @@ class _Teller:
         while span is not None and len(within) < 8:
             within.insert(0, span.name)
             span = self._spans.get(span.parent_id or "")
+        new = call.messages[shared:]
+        shown = new if self._query.full else new[-MESSAGES:]
         return own | {
             "number": number,
             "within": within,
@@ -240,7 +242,8 @@ class _Teller:
             "continues": shared if shared and shared < before else None,
             "is_new_conversation": number > 1 and not shared and bool(call.messages),
             "is_main": self._main is not None and call.id == self._main.id,
-            "messages": [self.message(message) for message in call.messages[shared:]],
+            "messages_left": len(new) - len(shown),
+            "messages": [self.message(message) for message in shown],
             "answers": [self._answer(call, choice) for choice in call.choices],
         }
 

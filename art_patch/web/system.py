@@ -59,7 +59,7 @@ def facts(asked: Asked) -> JSON:
 
 
 def size(asked: Asked) -> JSON:
-    """Return how large the store is and how fast it grows; the sizes of tables only if no other project is in it."""
+    """Return how fast the store grows, and how large it is if no other project is in it."""
     return asked.project.kept("size of the store", _SIZE_S, lambda: _size(asked.store, asked.now))
 
 
@@ -98,7 +98,10 @@ def _size(opened: store.Store, now: float) -> JSON:
     stats["bytes_a_day"] = a_day * whole / all_calls if all_calls else None
     stats["growth"] = _growth(opened, now, whole / all_calls) if all_calls else []
     if stats["projects"] > 1:  # who sees one project is told nothing of the others
-        stats |= {"tables": None, "trajectories": None, "projects": None, "first_call_at": None, "last_call_at": None}
+        hidden = (
+            "bytes", "wal_bytes", "free_bytes", "tables", "trajectories", "projects", "first_call_at", "last_call_at",
+        )  # fmt: skip
+        stats |= dict.fromkeys(hidden)
     return stats
 
 

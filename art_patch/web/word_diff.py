@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
@@ -20,6 +21,7 @@ from art_patch.types import JSON
 MOST_CHARS = 6_000  # of a message
 MOST_WORDS = 800  # of a message
 MOST_MESSAGES = 40  # of those that differ, and of those that are shared
+_FREQUENT = 12  # a word that stands more often on the right begins no shared part
 
 Piece = tuple[Literal["same", "only"], str]
 
@@ -48,10 +50,13 @@ def compared(left: Sequence[JSON], right: Sequence[JSON]) -> JSON:
 def pieces_of(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
     """Return both texts in pieces, each the `same` in both texts or `only` in one."""
     words = [_WORD.findall(text) for text in (left, right)]
-    # Words are compared without the space after them. The matcher's own rule for frequent words bounds its time.
+    # Words are compared without the space after them. The matcher's time grows with the pairs of equal words, and its
+    # own rule for frequent ones is only for texts of 200 words and more.
     before, after = ([word.strip() for word in side] for side in words)
+    counts = Counter(after)
+    matcher = SequenceMatcher(lambda word: counts[word] > _FREQUENT, before, after)
     found: tuple[list[Piece], list[Piece]] = ([], [])
-    for kind, begin, end, other_begin, other_end in SequenceMatcher(None, before, after).get_opcodes():
+    for kind, begin, end, other_begin, other_end in matcher.get_opcodes():
         for side, (start, stop) in enumerate(((begin, end), (other_begin, other_end))):
             if start < stop:
                 found[side].append(("same" if kind == "equal" else "only", "".join(words[side][start:stop])))

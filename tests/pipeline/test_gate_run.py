@@ -240,6 +240,20 @@ def test_an_erasure_while_a_gate_runs_leaves_no_answers_of_it(ledger: Store):
     assert ledger.verify() == []
 
 
+def test_what_outlives_an_erasure_names_scenarios_by_their_groups(store: Store):
+    def spoils(policy: str, question: str, number: int) -> str:
+        return f"bad {number}" if (policy, question) == ("agent@1", "q7") else says(policy, question, number)
+
+    def strict(answer: str, place: int) -> float:
+        return 0.0 if answer.startswith("bad") else rates(answer, place)
+
+    verdict, metrics = decided(store, says=spoils, judge=RuledJudge(strict), worst_share=0.1)
+    (group,) = (each for each in store.read.groups(state="formed", held_out=True) if each.scenario_key == "task:q7")
+    assert metrics["ruined"] == [group.id]
+    assert f"it ruins some: -0.500 in its worst 1 scenarios ({group.id})" in verdict.reason
+    assert "q7" not in json.dumps(metrics) + verdict.reason
+
+
 def test_without_scenarios_it_rejects(tmp_path: Path):
     empty = open_store(f"sqlite:///{tmp_path}/empty.db")
     verdict, metrics = decided(empty)

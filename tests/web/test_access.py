@@ -246,6 +246,9 @@ def test_it_answers_over_tls_and_the_cookie_stays_there(tmp_path: Path):
             cookie = entered.headers["set-cookie"]
             assert cookie.startswith("__Host-art_patch_web_")
             assert all(word in cookie for word in ("Secure", "HttpOnly", "SameSite=strict", "Path=/"))
+            left = client.post("/leave", data={"csrf": csrf_of(client.get("/p/one/"))})
+            # Browsers ignore a cookie of such a name that is not `Secure`, also one that deletes it.
+            assert all(word in left.headers["set-cookie"] for word in ("__Host-", "Max-Age=0", "Secure", "Path=/"))
 
 
 def test_behind_a_proxy_its_name_and_origin_count(tmp_path: Path):
@@ -264,6 +267,9 @@ def test_behind_a_proxy_its_name_and_origin_count(tmp_path: Path):
             name, _, rest = entered.headers["set-cookie"].partition("=")
             shown = {"cookie": f"{name}={rest.partition(';')[0]}"}
             assert client.get("/p/one/", headers=shown).status_code == 200
+            assert client.get("/p/one", headers=shown).headers["location"] == "/p/one/"  # not to http://
+            assert "location" not in client.get("/p/one/runs/", headers=shown).headers
+            assert client.get("/p/two", headers=shown).status_code == 404
             assert client.get("/p/one/", headers=shown | {"host": "evil.example"}).status_code == 403
 
 
@@ -292,6 +298,16 @@ def test_too_many_open_pages_are_refused_before_the_answer_begins(tmp_path: Path
         lines = [stack.enter_context(client.stream("GET", "/p/one/live")).iter_lines() for _ in range(2)]
         assert [next(each) for each in lines] == ["retry: 2000"] * 2
         assert client.get("/p/one/live").status_code == 503
+
+
+def test_who_opens_many_pages_keeps_nobody_else_from_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("art_patch.web.live._MOST_OF_ONE", 2)
+    with served(project(tmp_path, "one")) as running, running.entered() as client, ExitStack() as stack:
+        lines = [stack.enter_context(client.stream("GET", "/p/one/live")).iter_lines() for _ in range(2)]
+        assert [next(each) for each in lines] == ["retry: 2000"] * 2
+        assert client.get("/p/one/live").status_code == 503
+        other = stack.enter_context(running.client(headers={"authorization": f"Bearer {running.key('one')}"}))
+        assert next(stack.enter_context(other.stream("GET", "/p/one/live")).iter_lines()) == "retry: 2000"
 
 
 def test_passwords_in_addresses_are_not_shown(tmp_path: Path):

@@ -150,6 +150,17 @@ def test_a_page_that_nobody_looks_at_gives_its_connection_back(server: Served, b
     context.close()
 
 
+def test_back_shows_no_page_of_the_browsers_memory(server: Served, browser: Browser, state: Any):
+    context = browser.new_context(storage_state=state)
+    page = context.new_page()
+    page.goto(f"{server.url}/p/shop/runs")
+    page.evaluate("document.querySelector('h1').textContent = 'as it was'")
+    with page.expect_navigation():
+        page.evaluate("() => void dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    assert page.locator("h1").inner_text() == "Runs"
+    context.close()
+
+
 def test_the_kinds_of_events_are_the_same_on_both_sides():
     from art_patch.web.app import STATIC
     from art_patch.web.live import KINDS

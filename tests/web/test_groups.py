@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,20 @@ def test_words_are_compared_without_the_space_behind_them():
         [("same", "a "), ("same", "c")],
     )
     assert pieces_of("", "x") == ([], [("only", "x")])
+
+
+def test_no_texts_make_a_comparison_slow():
+    words = ["word"] * 199, [each for number in range(400) for each in ("word", str(number))]
+    few, many = ({"role": "assistant", "content": " ".join(side)} for side in words)
+    began = time.process_time()
+    pairs = compared([many] * 40, [few] * 40)["pairs"]
+    assert time.process_time() - began < 4  # it was half a minute
+    assert all("".join(text for _, text in pair["right"]["pieces"]) == few["content"] for pair in pairs)
+    often, once = ("the " * 13 + end for end in ("end", "stop"))
+    assert pieces_of(often, once) == (
+        [("same", "the " * 13), ("only", "end")],
+        [("same", "the " * 13), ("only", "stop")],
+    )
 
 
 def test_long_texts_are_cut_and_the_rest_is_counted():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -254,6 +257,29 @@ def test_what_a_long_run_holds_comes_in_parts(server: Served, client: httpx.Clie
     assert facts(client, "runs/long", full="true")["calls"][0]["messages"][0]["parts"][0]["left"] == 0
     page = client.get("/p/shop/runs/long").text
     assert ("/p/shop/runs/long?first=51" in Tags(page).links, page.count('<details class="long">')) == (True, 1)
+
+
+def test_a_prompt_of_many_messages_holds_up_neither_its_page_nor_the_list(server: Served, client: httpx.Client):
+    settings = server.settings["shop"]
+    said = tuple({"role": "user", "content": f"message {number}"} for number in range(6_000))
+    calls = [Call(f"many-{n}", "many", 7_500.0 + n, "m", said[: 5_000 + n], policy=None) for n in range(3)]
+    with closing(open_store(settings.store_url, project="shop")) as store:
+        store.write([tool_run("many", "x", "y", started_at=7_500.0).info, *calls])
+        began = time.process_time()
+        (found,) = store.browse.summaries(["many"], openings=True)
+        assert (found.opening, time.process_time() - began < 1) == ("message 0", True)  # a query for each took 2 s
+        tracemalloc.start()
+        (run,) = store.read.trajectories(["many"])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert [call.messages for call in run.calls] == [call.messages for call in calls]
+        assert peak < 32 << 20  # each of its beginnings took 100 MiB
+    first, second, _ = facts(client, "runs/many")["calls"]
+    texts = [each["parts"][0]["text"] for each in first["messages"]]
+    assert (texts[0], len(texts), first["messages_left"]) == ("message 4800", 200, 4_800)
+    assert (len(second["messages"]), second["messages_left"]) == (1, 0)
+    assert "4800 messages before" in client.get("/p/shop/runs/many").text
+    assert len(facts(client, "runs/many", full="true")["calls"][0]["messages"]) == 5_000
 
 
 def test_nothing_recorded_is_run_or_hidden(client: httpx.Client):

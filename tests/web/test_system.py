@@ -114,6 +114,9 @@ def test_the_size_tells_nothing_of_other_projects(tmp_path: Path):
     with served(settings) as running, running.entered() as client:
         found = facts(client, "system/size")
         assert (found["tables"], found["trajectories"], found["projects"]) == (None, None, None)
+        # With what a run of all takes on average, sizes would tell how many runs the others have.
+        assert (found["bytes"], found["wal_bytes"], found["free_bytes"]) == (None, None, None)
+        assert "Other projects share this store" in client.get("/p/bot/system/size").text
 
 
 def test_without_an_engine_the_page_says_what_to_do(client: httpx.Client):

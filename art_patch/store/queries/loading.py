@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Column, Connection, SelectBase, Table, bindparam, select
+from sqlalchemy import CTE, Column, Connection, SelectBase, Table, bindparam, select
 
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand, expand_ids, ids_of, parse, unpack_ids, unpack_logprobs
@@ -24,14 +24,18 @@ _IN = 500  # SQLite allows 32,766 parameters, but a long statement keeps a reade
 _CHOICE = ("call_id", "index", "answer", "finish_reason", "token_ids", "logprobs")
 
 
-def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> SelectBase:
-    """Return the query for `(id, parent, body)` of the rows `leaves` and all their ancestors."""
+def chain_of(table: Table, leaves: SelectBase) -> CTE:
+    """Return `(id, parent)` of the rows `leaves` and all their ancestors, as a part of a query."""
     above = select(table.c.id, table.c.parent).where(table.c.id.in_(leaves)).cte(recursive=True)
     up = table.alias()
     # Not a join: the databases cannot know that few rows climb, and would read the whole table to join them at once.
     parent = select(up.c.parent).where(up.c.id == above.c.parent).scalar_subquery()
-    above = above.union(select(above.c.parent, parent).where(above.c.parent != ROOT))
-    return select(table.c.id, table.c.parent, body).where(table.c.id.in_(select(above.c.id)))
+    return above.union(select(above.c.parent, parent).where(above.c.parent != ROOT))
+
+
+def _with_ancestors(table: Table, body: Column[Any], leaves: SelectBase) -> SelectBase:
+    """Return the query for `(id, parent, body)` of the rows `leaves` and all their ancestors."""
+    return select(table.c.id, table.c.parent, body).where(table.c.id.in_(select(chain_of(table, leaves).c.id)))
 
 
 # Built once, because SQLAlchemy takes longer to build a statement than SQLite to run it. Choices, messages and tools
@@ -138,11 +142,9 @@ class _Messages:
         while node not in self._chains:
             path.append(node)
             node = self._found[node][0]
-        # Each prefix is kept: the next call of the same run extends it, and only its new messages are walked.
-        messages = self._chains[node]
-        for step in reversed(path):
-            messages = (*messages, self._found[step][1])
-            self._chains[step] = messages
+        messages = (*self._chains[node], *(self._found[step][1] for step in reversed(path)))
+        if path:  # the next call of the same run extends it, and only its new messages are walked
+            self._chains[path[0]] = messages
         return messages
 
 

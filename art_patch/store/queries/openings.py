@@ -4,15 +4,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
-from art_patch.store.queries.loading import rows_in
+from art_patch.store.queries.loading import chain_of, rows_in, some_of
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand
 from art_patch.trajectories import ROOT
 
 _C = tables.calls.c
 _OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
+
+_nodes = tables.nodes.c
+_PROMPTS = select(_nodes.id).where(_nodes.id.in_(bindparam("prompts", expanding=True)))
+_CHAINS = select(chain_of(tables.nodes, _PROMPTS))
 
 
 def openings_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
@@ -22,15 +26,9 @@ def openings_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
     first = select(_C.trajectory_id, _C.prompt).where(_C.started_at == start).order_by(_C.id.desc())
     prompts = {key: prompt for key, prompt in rows_in(connection, first, _C.trajectory_id, ids)}
     # A prompt is named by its last message, so all parents up to the first message are read before any body.
-    nodes = tables.nodes.c
     above: dict[bytes, bytes] = {}
-    # Level by level: one query for the parents of all prompts on the page, instead of one walk per prompt.
-    wanted = set(prompts.values()) - {ROOT}
-    while wanted:
-        rows = rows_in(connection, select(nodes.id, nodes.parent), nodes.id, sorted(wanted))
-        found = {node: parent for node, parent in rows}
-        above |= found
-        wanted = set(found.values()) - above.keys() - {ROOT}  # shared beginnings are walked once
+    for some in some_of(sorted(set(prompts.values()) - {ROOT})):
+        above |= {node: parent for node, parent in connection.execute(_CHAINS, {"prompts": some})}
     paths: dict[str, list[bytes]] = {}
     for key, node in prompts.items():
         path: list[bytes] = []
@@ -39,7 +37,7 @@ def openings_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
             node = above[node]
         paths[key] = path[::-1][:_OPENING]
     wanted = {node for path in paths.values() for node in path}
-    rows = rows_in(connection, select(nodes.id, nodes.body), nodes.id, sorted(wanted))
+    rows = rows_in(connection, select(_nodes.id, _nodes.body), _nodes.id, sorted(wanted))
     bodies = {node: json.loads(expand(body)) for node, body in rows}
     return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
 

@@ -170,4 +170,8 @@ document.addEventListener("DOMContentLoaded", () => {
 document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt.parentNode || document));
 document.addEventListener("keydown", pressKey);
 window.addEventListener("resize", () => drawAll(document));
+// A page that "back" takes out of the browser's memory may show what was erased since, or a session that has ended.
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) location.reload();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document));
