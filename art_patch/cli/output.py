@@ -66,6 +66,9 @@ def fail(error: ArtPatchError, *, as_json: bool) -> int:
 def interrupted() -> int:
     """Print that the command was interrupted, and return its exit code."""
     sys.stderr.write("art-patch: interrupted; what was recorded and published is kept, run it again to go on\n")
+    # If the signal came inside an `exec`, as in the import of a library, CPython remembers it and ends a `python -m` by
+    # SIGINT instead of by our exit code, until another `exec` has ended well.
+    exec("")
     return INTERRUPTED
 
 

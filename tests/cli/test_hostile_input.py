@@ -20,7 +20,7 @@ from art_patch.cli.commands.serve import advertised
 from art_patch.errors import ConfigError
 from art_patch.store import open_store
 from art_patch.types import AppReport, Policy
-from tests.support.command_line import art_patch, says
+from tests.support.command_line import ENVIRONMENT, art_patch, says
 from tests.support.run_samples import fill
 
 NO_TEXT = os.fsdecode(b"\xffa")  # as Python keeps it in `sys.argv`
@@ -56,6 +56,21 @@ def test_an_answer_is_json_whatever_numbers_are_on_record(home: Path):
         done = art_patch(*command, "--json", home=home)
         assert "lower_bound" in done.stdout
         json.loads(done.stdout, parse_constant=int)
+
+
+def test_ctrl_c_inside_the_import_of_a_library_has_the_same_exit_code(tmp_path: Path):
+    """CPython notes a Ctrl-C inside of `exec`, as dataclasses use it, and would end the process by SIGINT."""
+    code = """
+from art_patch.cli import output
+try:
+    exec("raise KeyboardInterrupt")
+except KeyboardInterrupt:
+    raise SystemExit(output.interrupted())
+"""
+    (tmp_path / "interrupted_program.py").write_text(code)
+    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "interrupted_program"]
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 130
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
