@@ -21,7 +21,7 @@ WAYS: Mapping[str, str] = {
 """The ways in which siblings are found, the most certain first, with their description."""
 
 STATES: Mapping[str, str] = {
-    "formed": "its siblings have no reward yet",
+    "formed": "the judge has not scored its siblings, as those of each held-out group",
     "scored": "an update may learn from it",
     "trained": "an update has learned from it",
     "dead": "it teaches nothing, so no update learns from it",

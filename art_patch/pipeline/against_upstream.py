@@ -68,7 +68,7 @@ def compare_learner(
         if passed:
             # Without this comparison: if the canary cannot begin now, the next cycle is to compare it again.
             told = {"gate": metrics["gate"]}
-            ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=told, now=run.now)
+            ledger.move(learner.name, "learner", who=run.who, reason=reason, metrics=told)
     gained = 0.0 if is_final else _still_gained(run, metrics.get("gate") or learner.metrics.get("gate"), verdict)
     if passed and gained:
         metrics[KEY]["gained"] = gained

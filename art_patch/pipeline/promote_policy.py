@@ -98,7 +98,7 @@ def _promote(run: Cycle, champion: Policy, candidate: Policy, reason: str, metri
     if ledger.champion() is None:
         # It is better than the learner. Whether it may serve, the comparison with upstream says.
         why = f"better than {champion.name}: {reason}"
-        ledger.move(candidate.name, "learner", who=run.who, reason=why, metrics=metrics, now=run.now)
+        ledger.move(candidate.name, "learner", who=run.who, reason=why, metrics=metrics)
         return CycleReport("learns", f"{why}; it is the learner now", None, candidate.name, run.metrics)
     if run.config.promotion == "approve":
         # The state stays `candidate`; the verdict in the ledger keeps the next cycle from gating it again.

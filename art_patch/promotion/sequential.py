@@ -264,7 +264,7 @@ def _needed(bets: Bets, winning: float, margin: float, hope: float) -> float:
 
 
 def _so_far(needed: float, arrive: float) -> str:
-    if not math.isfinite(needed):
+    if not math.isfinite(needed) or round(needed) == 0:  # an estimate of none is no proof
         return ""
     days = f", {needed / arrive:.1f} days" if arrive else ""
     return f"; if it goes on like this, about {needed:,.0f} more sessions{days}"

@@ -14,6 +14,7 @@ from art_patch import insights, promotion
 from art_patch.store import Store
 from art_patch.types import JSON
 from art_patch.web import cycles
+from art_patch.web.policies import shown_moves
 from art_patch.web.projects import Asked, Query
 from art_patch.web.system import examined_before
 
@@ -41,6 +42,8 @@ def facts(asked: Asked) -> JSON:
     periods, served = _periods(asked), insights.who_serves(settings, store, now=asked.now)
     return {
         **served,
+        "history": shown_moves(served["history"]),
+        "has_engine": (settings.base_url or store.ledger.route().base_url) is not None,
         "control": None if served["control_look"] is None else promotion.look_in_words(served["control_look"]),
         "recorded": kept("counts", _FRESH_S, store.read.counts),
         "queue": {name: sum(_whole(app.get(name)) for app in served["apps"]) for name in ("queued", "dropped")},

@@ -71,7 +71,7 @@ def facts(asked: Asked) -> JSON:
         "count": len(found),
         "scale": scale_of(each["gate"] for each in policies),
         "control": _control(asked, route),
-        "history": _moves(ledger.history(limit=_MOVES)),
+        "history": shown_moves(ledger.history(limit=_MOVES)),
     }
 
 
@@ -106,7 +106,7 @@ def one(asked: Asked) -> JSON:
         "control": _control(asked, route) if route.champion == name else None,
         "canary_percent": asked.settings.canary_percent if route.canary_percent is None else route.canary_percent,
         "may": sorted(_may(policy, route)),
-        "history": _moves(story.history),
+        "history": shown_moves(story.history),
     }
 
 
@@ -233,8 +233,13 @@ def _why(story: insights.PolicyStory) -> JSON | None:
     return {key: story.history[0][key] for key in ("at", "who", "reason", "from_state", "to_state")}
 
 
-def _moves(moves: list[JSON]) -> list[JSON]:
-    return [{key: value for key, value in move.items() if key != "metrics"} for move in moves]
+def shown_moves(moves: list[JSON]) -> list[JSON]:
+    """Return moves without their metrics, but with the share of the sessions that a canary was given."""
+    return [
+        {key: value for key, value in move.items() if key != "metrics"}
+        | {"percent": move["metrics"].get("percent") if move["to_state"] == "canary" else None}
+        for move in moves
+    ]
 
 
 def _control(asked: Asked, route: types.Route) -> JSON | None:

@@ -89,11 +89,12 @@ def _examine(asked: Asked) -> JSON:
 
 def _size(opened: store.Store, now: float) -> JSON:
     stats = asdict(opened.maintain.stats())
-    since = max(now - _RATE_DAYS * _DAY_S, stats["first_call_at"] or 0.0)
-    calls = opened.read.calls_of_apps(since=since, until=now)
+    since = max(now - _RATE_DAYS * _DAY_S, opened.changes.first_call_at() or 0.0)  # of this project
+    (calls,) = opened.series.written((since, now))
     whole, all_calls = stats["bytes"] + stats["wal_bytes"], stats["tables"]["calls"]["rows"]
     # An hour tells little of a day, so the first day counts as a whole one.
     a_day = calls / max((now - since) / _DAY_S, 1.0)
+    stats["rate_days"] = (now - since) / _DAY_S
     stats["calls_a_day"] = a_day
     stats["bytes_a_day"] = a_day * whole / all_calls if all_calls else None
     stats["growth"] = _growth(opened, now, whole / all_calls) if all_calls else []

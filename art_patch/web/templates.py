@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ def _environment() -> Environment:
         "usd": words.usd,
         "moment": _or_none(_moment),
         "iso": _iso,
+        "offset": _offset_s,
+        "zone": _zone,
         "sentences": sentences,
         "data": _data,
         "segment": segment,
@@ -96,6 +98,16 @@ def _moment(at: float) -> str:
 
 def _iso(at: float) -> str:
     return _written(at, "%Y-%m-%dT%H:%M:%S%z")
+
+
+def _offset_s(at: float) -> int:
+    """Return by how many seconds the clock of this server, in whose zone all pages write, is ahead of UTC."""
+    return int((datetime.fromtimestamp(at).astimezone().utcoffset() or timedelta()).total_seconds())
+
+
+def _zone(at: float) -> str:
+    minutes = _offset_s(at) // 60
+    return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}" if minutes else "UTC"
 
 
 def _written(at: float, form: str) -> str:

@@ -157,6 +157,8 @@ def test_who_beat_a_champion_that_upstream_replaced_meanwhile_learns(place: Plac
     assert (report.outcome, report.champion) == ("learns", None)
     assert report.reason.startswith("better than agent@0: ")
     assert place.states() == {"agent@0": "retired", "agent@1": "learner"}
+    learns, made = place.store.ledger.history(limit=2, policy="agent@1")
+    assert learns["at"] >= made["at"]  # when it was decided, and not when the cycle began
     route = place.store.ledger.route()
     assert (route.champion, route.learner) == (None, "agent@1")
 

@@ -143,6 +143,12 @@ def test_how_much_more_is_needed_is_said():
     assert verdict.reason.endswith(" days")
 
 
+def test_an_estimate_of_no_more_sessions_is_not_told_where_a_proof_is_missing():
+    verdict = said((Arm(100, 45, 0), Arm(100, 45, 0)), reward=coins(0.95, 0.6, n=90, share=0.5, seed=1))
+    assert (verdict.action, verdict.metrics["sessions_needed"]) == ("go on", 0.0)
+    assert verdict.reason == "neither worse nor better is proven yet"
+
+
 def test_a_proof_counts_at_the_last_moment_too():
     assert said(feedback=sessions(0.0, 1.0), hours=169.0).action == "roll back"
     assert said(feedback=sessions(1.0, 0.0), hours=169.0).action == "promote"

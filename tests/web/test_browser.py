@@ -100,6 +100,17 @@ def test_the_policy_of_the_pages_allows_all_that_they_need(server: Served, brows
     assert not watched.wrong
 
 
+def test_charts_tell_the_times_of_the_tables_in_whatever_zone_the_browser_is(
+    server: Served, browser: Browser, state: Any
+):
+    context = browser.new_context(storage_state=state, timezone_id="America/New_York")
+    page = context.new_page()
+    page.goto(f"{server.url}/p/shop/")
+    at = 1_764_000_000
+    assert page.evaluate(f"moment({at}, 0)") == time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    context.close()
+
+
 def test_the_keyboard_alone_reaches_everything(server: Served, browser: Browser, state: Any):
     context = browser.new_context(storage_state=state)
     page = context.new_page()
@@ -109,7 +120,7 @@ def test_the_keyboard_alone_reaches_everything(server: Served, browser: Browser,
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     focusable = "a[href], button, input:not([type=hidden]), select, textarea, summary"
-    count: int = page.evaluate(f"[...document.querySelectorAll('{focusable}')].filter(e => e.offsetParent).length")
+    count: int = page.evaluate(f"[...document.querySelectorAll('{focusable}')].filter(e => e.checkVisibility()).length")
     page.goto(f"{server.url}/p/shop/")
     reached = set[str]()
     for _ in range(count + 5):

@@ -36,10 +36,16 @@ function lines(marks) {
   };
 }
 
+/** A moment as a date whose local parts are those of the server's clock, so that charts and tables tell the same time. */
+function there(at) {
+  const shifted = new Date((at + Number(document.body.dataset.offset || 0)) * 1000);
+  return new Date(shifted.getTime() + shifted.getTimezoneOffset() * 60000);
+}
+
 /** A moment as the pages write it; without the hour where a chart spans many days, without the day where it spans few. */
 function moment(at, span) {
   const two = (number) => String(number).padStart(2, "0");
-  const when = new Date(at * 1000);
+  const when = there(at);
   const day = `${two(when.getMonth() + 1)}-${two(when.getDate())}`;
   const hour = `${two(when.getHours())}:${two(when.getMinutes())}`;
   if (span === 0) return `${when.getFullYear()}-${day} ${hour}`;
@@ -57,6 +63,8 @@ function draw(figure) {
   const span = x.length ? x[x.length - 1] - x[0] : 0;
   const times = (_, values) => values.map((at) => moment(at, span));
   const whole = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]; // no step is half a step
+  const wide = (_, labels) => 26 + 7 * Math.max(3, ...(labels || []).map((label) => String(label ?? "").length));
+  const fromZero = { pad: 0.1, soft: 0, mode: 1 }; // else a small change looks large
   const bottom = numbers ? { ...axis, incrs: whole } : { ...axis, values: times, space: 90 };
   place.replaceChildren();
   new uPlot(
@@ -66,8 +74,9 @@ function draw(figure) {
       cursor: { y: false },
       legend: { live: true },
       plugins: [lines(marks || [])],
-      scales: { x: { time: !numbers } },
-      axes: [bottom, axis],
+      tzDate: there,
+      scales: { x: { time: !numbers }, y: numbers ? {} : { range: { min: fromZero, max: fromZero } } },
+      axes: [bottom, { ...axis, size: wide }],
       series: [
         numbers ? { label: "Step" } : { label: "When", value: (_, at) => (at === null || at === undefined ? "-" : moment(at, 0)) },
         ...names.map((name, index) => ({
