@@ -91,8 +91,11 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
     if usage.updates_untimed:
         training_usd = None
         notes.append(f"{usage.updates_untimed} of {usage.updates} updates do not say how long they took")
-    gpu_usd = _hours(engine_s, gpu_usd_per_hour)
-    return Money(upstream_usd, avoided_usd, gpu_usd, judge_usd, training_usd, tuple(notes))
+    if usage.erased:
+        notes.append(
+            f"runs that were erased since this time began: {usage.erased}; what was paid for them is not counted"
+        )
+    return Money(upstream_usd, avoided_usd, _hours(engine_s, gpu_usd_per_hour), judge_usd, training_usd, tuple(notes))
 
 
 def _upstream(served: Iterable[Served], prices: Prices) -> tuple[float | None, float | None, list[str]]:

@@ -273,3 +273,4 @@ class Usage:
     updates_untimed: int = 0  # number of trained policies whose metrics do not say how long the update took
     updates_lost: int = 0  # number of updates that made no policy
     engine_s: float | None = None  # how long an engine was announced to the apps; `None` if no engine ever was
+    erased: int = 0  # number of runs that were erased since the period began: they count nowhere any more

@@ -140,7 +140,7 @@ def test_the_cycle_that_runs_is_on_the_first_page(settings: Settings):
 
     with served(settings) as running, running.entered() as client:
         assert overview(client)["cycle"] is None
-        with noting(settings.directory, nothing, who="cron", began_at=time.time() - 90) as note:
+        with noting(settings.directory, nothing, who="cron", began_at=time.time() - 3_000) as note:
             note("train", 3, 48)
             assert client.get("/status").json()["cycle"]["who"] == "cron"
-            assert "has run for 90 s: train, 3 of 48" in client.get("/p/shop/").text
+            assert "has run for 50 min: train, 3 of 48" in client.get("/p/shop/").text

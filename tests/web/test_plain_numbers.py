@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from art_patch.cli.app import app
 from art_patch.pipeline import CycleReport
 from art_patch.pipeline.cycle_run import write_report
 from art_patch.settings import Settings, load_settings
@@ -148,6 +151,24 @@ def test_a_judge_without_prices_costs_an_unknown_amount_and_no_part_of_one(empty
         assert "The judge cost $0.50 or more: some of its prices are unknown" in shown(
             client, f"/p/bot/cycles/{partly}"
         )
+
+
+def test_what_was_paid_for_erased_runs_is_not_told_as_nothing(tmp_path: Path):
+    settings = make_project(tmp_path, runs=8)
+    options = ["--home", str(tmp_path), "--project", "shop"]
+    with served(settings) as running, running.entered() as client:
+        for run in client.get("/api/v1/shop/runs").json()["runs"]:
+            erased = CliRunner().invoke(app, ["erase", *options, "--trajectory", run["id"], "--yes"])
+            assert erased.exit_code == 0, erased.output
+    note = "runs that were erased since this time began: 8; what was paid for them is not counted"
+    told = json.loads(CliRunner().invoke(app, ["report", *options, "--json"]).stdout)["money"]
+    assert note in told["notes"]
+    with served(settings) as running, running.entered() as client:
+        until = time.monotonic() + 30
+        while client.get("/api/v1/shop").json()["money"] is None:  # counted in the background
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert note in shown(client, "/p/shop/")
 
 
 def test_a_held_out_group_is_not_said_to_wait_for_rewards_that_it_has(client: httpx.Client):

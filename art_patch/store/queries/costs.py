@@ -39,10 +39,18 @@ def paid(connection: Connection, since: float, until: float) -> tuple[Served, ..
 
 
 def others(connection: Connection, since: float, until: float) -> dict[str, Any]:
-    """Return the fields of `Usage` that tell what the judge, the engine and updates cost."""
+    """Return the fields of `Usage` that tell what judge, engine and updates cost, and how many runs were erased."""
     usd, unpriced = judge_cost(connection, since, until)
     judged = {"judge_usd": usd, "judge_unpriced": unpriced}
-    return judged | {"engine_s": _engine_s(connection, since, until)} | updates_in(connection, since, until)
+    known = {"engine_s": _engine_s(connection, since, until), "erased": _erased(connection, since)}
+    return judged | known | updates_in(connection, since, until)
+
+
+def _erased(connection: Connection, since: float) -> int:
+    """Return how many runs were erased since then; some of them may be older."""
+    table = tables.audit.c
+    ended = connection.scalars(select(table.detail).where(table.action == "erased", table.at >= since))
+    return sum(int(detail.get("trajectories") or 0) for detail in ended)
 
 
 def judge_cost(connection: Connection, since: float, until: float) -> tuple[float, int]:
