@@ -168,7 +168,10 @@ def test_what_was_paid_for_erased_runs_is_not_told_as_nothing(tmp_path: Path):
         while client.get("/api/v1/shop").json()["money"] is None:  # counted in the background
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert note in shown(client, "/p/shop/")
+        words = shown(client, "/p/shop/")
+        assert note in words
+        assert "No call of these days is in the store." in words  # there were some
+        assert "No run is in the store." in shown(client, "/p/shop/runs")
 
 
 def test_a_held_out_group_is_not_said_to_wait_for_rewards_that_it_has(client: httpx.Client):
