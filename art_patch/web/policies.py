@@ -64,6 +64,7 @@ def facts(asked: Asked) -> JSON:
     ]
     return {
         "champion": route.champion,
+        "mode": route.mode or asked.settings.mode,
         "tested": {"policy": route.challenger, "state": route.challenger_state, "percent": route.challenger_percent}
         if route.challenger
         else None,
@@ -91,6 +92,7 @@ def one(asked: Asked) -> JSON:
         "parent": policy.parent,
         "created_at": policy.created_at,
         "percent": insights.percent_of(policy, route),
+        "mode": route.mode or asked.settings.mode,
         "rows": [list(row) for row in story.rows(asked.now) if row[0] not in ("gate", "canary")],
         "parents": list(story.parents),
         "children": list(story.children),

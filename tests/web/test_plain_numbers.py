@@ -116,6 +116,19 @@ def test_who_serves_without_an_engine_is_not_told_as_if_it_answered(client: http
     assert "calls go to the policy that serves, once there is one" in words
 
 
+def test_where_a_mode_lets_upstream_answer_no_policy_is_told_to(tmp_path: Path):
+    settings = make_project(tmp_path, runs=8)
+    with closing(open_store(settings.store_url, project="shop")) as store:
+        store.ledger.set_mode("record", who="ada")
+    with served(settings) as running, running.entered() as client:
+        assert "in mode record upstream answers" in shown(client, "/p/shop/")
+        whatever = "Mode record: upstream answers every call, whatever the shares below are."
+        assert whatever in shown(client, "/p/shop/policies")
+        words = shown(client, "/p/shop/policies/agent@5")
+    assert "In mode record upstream answers." in words
+    assert "It answers" not in words
+
+
 def test_what_needs_a_person_is_always_told(empty: Settings):
     with served(empty) as running, running.entered() as client:
         assert "Needs a person The doctor is looking" in shown(client, "/p/bot/")
