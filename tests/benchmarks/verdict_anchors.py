@@ -69,7 +69,7 @@ def updates_needed(base: Path, seed: int, anchor_weight: float, directory: Path)
         if all(advantages is None for advantages in of_groups):
             continue
         target = directory / "adapters" / f"agent@{number}"
-        job = TrainJob(str(base), base_fingerprint(base), parent, target, config, tuple(groups))
+        job = TrainJob(str(base), base_fingerprint(base), parent, target, config, groups=tuple(groups))
         update(job, directory / "jobs" / target.name)
         parent = target
     return MOST
