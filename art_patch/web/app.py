@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -54,6 +55,8 @@ class WebApp:
         self.access, self._clock = access, clock
         self._patient = CapacityLimiter(_PATIENT)
         self.live = {name: Live(marks_of(project)) for name, project in self.projects.items()}
+        for name, project in self.projects.items():
+            project.on_renewed = partial(self.live[name].tell, "sums")
 
     def asgi(self, *, origin: str | None = None) -> Any:
         """Return the application; `origin` is the address that browsers use, if a proxy stands before it."""

@@ -92,7 +92,7 @@ class Live:
                 before = now if seen is None else seen
                 for kind in KINDS:
                     if now.get(kind) != before.get(kind):
-                        self._tell(kind)
+                        self.tell(kind)
                 seen = now
             if self._stop.wait(EVERY_S):
                 return
@@ -101,7 +101,8 @@ class Live:
                     self._thread = None
                     return
 
-    def _tell(self, kind: str) -> None:
+    def tell(self, kind: str) -> None:
+        """Tell all readers that something of this kind has changed."""
         with self._lock:
             readers = list(self._readers.items())
         for queue, (loop, _) in readers:

@@ -19,7 +19,7 @@ from art_patch.web.projects import Asked, Query
 from art_patch.web.system import examined_before
 
 _DAY_S = 86_400.0
-_FRESH_S = 5.0  # counts over the whole store may be as old
+_FRESH_S = 0.5  # counts over the whole store may be as old, or as they took
 _MONEY_S = 600.0
 _MONEY_DAYS = 7  # as `art-patch report`
 _PAST_S = 600.0  # numbers of a period that is over: only late feedback changes them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -28,6 +29,10 @@ def _unknown(_model: str) -> None:
     """Know no price."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What the command line knows about the settings that its command got."""
@@ -40,7 +45,7 @@ class Given:
 
 
 _QUICK_S = 0.05  # a sum that took no longer is made again at once
-_REST = 20  # a sum is fresh for so many times as long as it took
+_REST = 20  # a sum is fresh for at most so many times as long as it took; for at least once as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class _Sum:
     def age_s(self) -> float:
         return time.monotonic() - self.made_at
 
+    def fresh_for_s(self, fresh_s: float) -> float:
+        """Return for how long it is still fresh; not above 0 if it is not."""
+        return max(self.took_s, min(fresh_s, _REST * self.took_s)) - self.age_s
+
 
 class Project:
     """A project with its settings and its open store, which threads share."""
@@ -61,20 +70,28 @@ class Project:
         """Show this project."""
         self.name, self.settings, self.store, self.given = settings.project, settings, store, given or Given()
         self.renewed = 0  # how often a sum that a page shows was made again after the page was made
+        self.on_renewed: Callable[[], None] = _nothing
+        self._marks: object = None
+        self._changed_at = -math.inf  # when somebody who follows the store saw a change, on the monotonic clock
         self.alike: set[str] = set()  # groups whose siblings say the same: nobody is asked to compare them
         self._sums: dict[str, _Sum] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lasting: set[str] = set()
+        self._due: set[str] = set()  # sums that will be made again
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def kept(self, name: str, fresh_s: float, make: Callable[[], _T]) -> _T:
         """Return what `make` returned at most `fresh_s` ago, or an older value while a new one is made.
 
         A page over a large store waits for its sums only if nobody has asked for them before. Where they are quick,
-        they are made for each page. `renewed` counts what was made later, so that open pages can show it.
+        they are made for each page. `renewed` counts what was made later, so that open pages can show it. What the
+        store has since a fresh value was made would not be shown before the next change, so the value is made again
+        once it is not fresh any more.
         """
         known, making = self._known(name)
-        if known is not None and known.age_s <= min(fresh_s, _REST * known.took_s):
+        if known is not None and (left_s := known.fresh_for_s(fresh_s)) > 0:
+            if known.took_s > _QUICK_S and known.made_at - known.took_s < self._changed_at:
+                self._make_at_last(name, make, making, left_s)
             return known.value
         if known is not None and known.took_s > _QUICK_S:
             self._make_soon(name, make, making)
@@ -105,6 +122,11 @@ class Project:
         if not is_known:
             raise NotFound(f"there is no run {opinion.trajectory_id!r} any more")
 
+    def notice(self, marks: object) -> None:
+        """Take notice of the store's marks: if they are others, sums that were made before are behind it."""
+        if marks != self._marks:
+            self._marks, self._changed_at = marks, time.monotonic()
+
     def forget(self) -> None:
         """Forget what was kept, after a change by this server."""
         with self._lock:
@@ -122,6 +144,21 @@ class Project:
             self._sums[name] = _Sum(value, now, now - began)
         return value
 
+    def _make_at_last(self, name: str, make: Callable[[], Any], making: threading.Lock, left_s: float) -> None:
+        with self._lock:
+            if name in self._due:
+                return
+            self._due.add(name)
+
+        def run() -> None:
+            with self._lock:
+                self._due.discard(name)
+            self._make_soon(name, make, making)
+
+        timer = threading.Timer(left_s, run)
+        timer.daemon = True
+        timer.start()
+
     def _make_soon(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
         if making.acquire(blocking=False):
             threading.Thread(target=self._make_again, args=(name, make, making), daemon=True).start()
@@ -131,6 +168,7 @@ class Project:
             self._make(name, make)
             with self._lock:
                 self.renewed += 1
+            self.on_renewed()
         except Exception:  # the page has an older value; the next request tries again
             log.debug("%s could not be computed again", name, exc_info=True)
         finally:

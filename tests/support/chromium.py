@@ -59,7 +59,9 @@ def serious(page: Page) -> list[str]:
     """What axe finds on a page that keeps somebody from using it."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found if each["impact"] in ("serious", "critical")
-    ]
+    for wait_ms in (0, 1_000):  # a part that is exchanged just now is whole in a moment
+        page.wait_for_timeout(wait_ms)
+        its = [each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")]
+        if not its:
+            return []
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in its]

@@ -145,6 +145,19 @@ def test_an_open_page_shows_what_is_recorded_meanwhile(server: Served, browser: 
     context.close()
 
 
+def test_an_event_that_comes_while_the_page_asks_is_not_lost(server: Served, browser: Browser, state: Any):
+    context = browser.new_context(storage_state=state)
+    page, asked = context.new_page(), list[str]()
+    page.goto(f"{server.url}/p/shop/")
+    page.wait_for_selector("#live:has-text('Live')")
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("tell('moves'); tell('moves'); tell('cycle')")
+    page.wait_for_timeout(2_000)
+    # Once for the first, and once more, since what was on its way may have been older.
+    assert len([url for url in asked if url == f"{server.url}/p/shop/"]) >= 2
+    context.close()
+
+
 def test_a_page_that_nobody_looks_at_gives_its_connection_back(server: Served, browser: Browser, state: Any):
     """A browser has six connections to a server, for all of its tabs; a seventh page could not be loaded."""
     context = browser.new_context(storage_state=state)

@@ -81,7 +81,7 @@ def a_run_becomes_a_test(desk: Desk) -> None:
     desk.page.get_by_label("Your name").fill("Ada")
     desk.page.get_by_role("button", name="Append it to the suite").click()
     desk.told("added loaves to")
-    assert [turn.scenario_key for turn in read_suite(desk.suite)] == ["suite:loaves"]
+    assert [turn.scenario_key for turn in read_suite(desk.suite)] == ["suite:first", "suite:loaves"]
 
 
 @does("erase-run/{id:any}")
@@ -270,6 +270,7 @@ def desks(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Iter
     """For one action after the other, what makes its desk: wide and light, narrow and dark, ..."""
     home = tmp_path_factory.mktemp("home")
     suite, models = home / "suite.jsonl", with_engine(home, base)
+    suite.write_text('{"name": "first", "messages": [{"role": "user", "content": "How much is a loaf?"}]}\n')
     with (
         pytest.MonkeyPatch.context() as patch,
         serve(EmbeddedEngine.from_pretrained(base, adapters_root=models.adapters)) as engine,

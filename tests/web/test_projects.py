@@ -40,6 +40,7 @@ def test_a_slow_sum_is_shown_as_it_was_and_renewed_meanwhile(tmp_path: Path):
     may_end.set()
     assert one.kept("calls", 0.0, make) == 1
     may_end.clear()
+    time.sleep(0.1)  # for as long as it took, it is fresh
     assert [one.kept("calls", 0.0, make) for _ in range(5)] == [1] * 5  # nobody waits
     may_end.set()
     deadline = time.monotonic() + 10
@@ -48,6 +49,27 @@ def test_a_slow_sum_is_shown_as_it_was_and_renewed_meanwhile(tmp_path: Path):
     assert (one.renewed, number[0]) == (1, 2)  # and it was made once for all of them
     one.forget()
     assert one.kept("calls", 60.0, make) == 3
+
+
+def test_a_sum_that_was_made_before_a_change_is_made_again_though_it_is_fresh(tmp_path: Path):
+    """Else an open page, which asks once after each change, would show the old one until the next."""
+    one, number, told = project(tmp_path), [0], threading.Event()
+    one.on_renewed = told.set
+
+    def make() -> int:
+        time.sleep(0.06)
+        number[0] += 1
+        return number[0]
+
+    assert [one.kept("calls", 0.5, make) for _ in range(3)] == [1] * 3
+    assert not told.wait(1), "nothing has changed"
+    assert one.kept("calls", 0.5, make) == 1
+    assert told.wait(10)
+    one.notice({"calls": 7})
+    assert [one.kept("calls", 0.5, make) for _ in range(3)] == [2] * 3
+    told.clear()
+    assert told.wait(10)
+    assert (one.kept("calls", 0.5, make), number[0]) == (3, 3)
 
 
 def test_those_who_ask_at_once_wait_for_one_sum(tmp_path: Path):

@@ -94,11 +94,15 @@ function draw(figure) {
   );
 }
 
+// A part may become wide after it was drawn: a scroll bar appears, or a fold is opened.
+const widths = new ResizeObserver(() => reachWide());
+
 /** What is wide scrolls in itself: let the keyboard reach it there. */
 function reachWide() {
   for (const part of document.querySelectorAll("main section, .scroll")) {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
     else part.removeAttribute("tabindex");
+    for (const each of [part, ...part.children]) widths.observe(each);
   }
 }
 
@@ -140,9 +144,22 @@ function remember(root) {
   }
 }
 
+const late = new Set(); // kinds of events that came while a part was asked for or exchanged
+let settlesAt = 0;
+
 /** Tell the parts of the page that name an event in `hx-trigger`, such as `sse:calls`, that it came. */
 function tell(kind) {
-  for (const part of document.querySelectorAll(`[hx-trigger*="sse:${kind}"]`)) htmx.trigger(part, `sse:${kind}`);
+  for (const part of document.querySelectorAll(`[hx-trigger*="sse:${kind}"]`)) {
+    // The answer on its way may be older than the event, and htmx forgets what is asked of a part that it exchanges.
+    if (part.classList.contains("htmx-request") || performance.now() < settlesAt) late.add(kind);
+    else htmx.trigger(part, `sse:${kind}`);
+  }
+}
+
+function tellLate() {
+  const kinds = [...late];
+  late.clear();
+  kinds.forEach(tell);
 }
 
 /** Follow the server's events while somebody looks: a browser has six connections to a server, for all of its tabs. */
@@ -177,6 +194,8 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const field of document.querySelectorAll("[data-here]")) field.value = location.origin + field.value;
 });
 document.addEventListener("htmx:afterSettle", (event) => drawAll(event.detail.elt.parentNode || document));
+document.addEventListener("htmx:afterSwap", () => (settlesAt = performance.now() + 50)); // htmx takes 20 ms
+document.addEventListener("htmx:afterRequest", () => setTimeout(tellLate, 60));
 document.addEventListener("keydown", pressKey);
 window.addEventListener("resize", () => drawAll(document));
 // A page that "back" takes out of the browser's memory may show what was erased since, or a session that has ended.
