@@ -46,6 +46,15 @@ _PATIENT = 8  # requests that may wait for an engine at once
 _T = TypeVar("_T")
 
 
+def _path_back(request: Request, here: str) -> str:
+    """Return the path of the page that the request came from, never to another host; `here` if it is not below."""
+    try:
+        back = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return here
+    return f"{back.path}?{back.query}" if back.path.startswith(here) else here
+
+
 class WebApp:
     """The projects of a server, and who may see them."""
 
@@ -239,10 +248,9 @@ class WebApp:
             if request.headers.get("hx-request"):
                 return templates.html("said", {"said": done.words, "title": "Done"})
             session.said = done.words
-            back = urlsplit(request.headers.get("referer", ""))  # its path alone: never to another host
             here = f"/p/{project.name}/"
-            path = f"{back.path}?{back.query}" if back.path.startswith(here) else here
-            return RedirectResponse(path if done.then is None else f"{here}{done.then}", status_code=303)
+            path = _path_back(request, here) if done.then is None else f"{here}{done.then}"
+            return RedirectResponse(path, status_code=303)
 
         return act
 
