@@ -33,8 +33,8 @@ else:
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # Commands say `output.ago(...)`: how something is said is one place for them.
-ago, counted, listed, seconds, share = words.ago, words.counted, words.listed, words.seconds, words.share
-usd = words.usd
+ago, counted, listed = words.ago, words.counted, words.listed
+seconds, share, usd = words.seconds, words.share, words.usd
 
 
 def answer(value: dict[str, Any], stream: TextIO | None = None) -> None:

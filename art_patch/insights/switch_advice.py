@@ -92,9 +92,7 @@ def count_money(usage: Usage, prices: Prices, *, gpu_usd_per_hour: float | None)
         training_usd = None
         notes.append(f"{usage.updates_untimed} of {usage.updates} updates do not say how long they took")
     if usage.erased:
-        notes.append(
-            f"runs that were erased since this time began: {usage.erased}; what was paid for them is not counted"
-        )
+        notes.append(f"runs erased since this time began: {usage.erased}; what was paid for them is not counted")
     return Money(upstream_usd, avoided_usd, _hours(engine_s, gpu_usd_per_hour), judge_usd, training_usd, tuple(notes))
 
 

@@ -84,7 +84,7 @@ def _by_cycle(found: Sequence[JSON]) -> JSON:
     """Return what each cycle learned from and what its gate saw, oldest first, for a chart."""
     series: dict[str, list[float | None]] = {"reward of the groups": [], "candidate": [], "champion": []}
     for each in found:
-        train, gate = (_part(each["metrics"], name) for name in ("train", "gate"))
+        train, gate = (as_object(each["metrics"].get(name)) for name in ("train", "gate"))
         series["reward of the groups"].append(as_number(train.get("mean_reward")))
         for name in ("candidate", "champion"):
             series[name].append(as_number(gate.get(name)))
@@ -101,13 +101,13 @@ def one(asked: Asked) -> JSON:
         raise NotFound(f"there is no cycle {key!r}; `art-patch cycles` lists them")
     metrics: dict[str, Any] = report["metrics"]
     candidate = asked.store.ledger.policy(report["candidate"]) if report.get("candidate") else None
-    train = _part(metrics, "train")
+    train = as_object(metrics.get("train"))
     gates = {name: found for name in _GATES if (found := gate_facts(metrics.get(name))) is not None}
     return report | {
         "timeline": _timeline(report["stages_s"]),
         "lines": {stage: _lines(values) for stage, values in metrics.items()},
         "curves": _curves(train.get("history")),
-        "round_trips": _round_trips(_part(candidate.metrics, "train")) if candidate is not None else None,
+        "round_trips": _round_trips(as_object(candidate.metrics.get("train"))) if candidate is not None else None,
         "candidate_state": candidate.state if candidate is not None else None,
         "gates": gates,
         "scale": scale_of(gates.values()),
@@ -157,10 +157,6 @@ def _curves(history: Any) -> JSON:
         if any(value is not None for value in values[name])
     ]
     return {"steps": [number for number, _ in shown], "of": len(steps), "curves": told}
-
-
-def _part(metrics: JSON, name: str) -> dict[str, Any]:
-    return as_object(metrics.get(name))
 
 
 def _round_trips(train: JSON) -> JSON | None:

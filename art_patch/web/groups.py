@@ -133,11 +133,8 @@ def _compared(opened: store.Store, siblings: list[dict[str, Any]], query: GroupQ
     # A form has them as `segment` writes them.
     left, right = (key if key is None or key in ids else key_of_field(key) for key in (query.left, query.right))
     left = rewarded[0] if left is None else left
-    right = (
-        right
-        if right is not None
-        else next((key for key in reversed(rewarded) if key != left), next(k for k in ids if k != left))
-    )
+    if right is None:
+        right = next((key for key in reversed(rewarded) if key != left), next(key for key in ids if key != left))
     if wrong := [key for key in (left, right) if key not in ids]:
         raise NotFound(f"{wrong[0]!r} is no sibling of this group")
     whole = {each.id: transcript(each) for each in opened.read.trajectories([left, right])}

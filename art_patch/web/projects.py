@@ -69,29 +69,28 @@ class Project:
     def __init__(self, settings: Settings, store: Store, given: Given | None = None) -> None:
         """Show this project."""
         self.name, self.settings, self.store, self.given = settings.project, settings, store, given or Given()
-        self.renewed = 0  # how often a sum that a page shows was made again after the page was made
-        self.on_renewed: Callable[[], None] = _nothing
+        self.on_renewed: Callable[[], None] = _nothing  # called when a sum was made again that pages show
         self._marks: object = None
         self._changed_at = -math.inf  # when somebody who follows the store saw a change, on the monotonic clock
         self.alike: set[str] = set()  # groups whose siblings say the same: nobody is asked to compare them
         self._sums: dict[str, _Sum] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lasting: set[str] = set()
-        self._due: set[str] = set()  # sums that will be made again
+        self._due: set[str] = set()  # names of the sums that `_make_after` will make
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def kept(self, name: str, fresh_s: float, make: Callable[[], _T]) -> _T:
         """Return what `make` returned at most `fresh_s` ago, or an older value while a new one is made.
 
         A page over a large store waits for its sums only if nobody has asked for them before. Where they are quick,
-        they are made for each page. `renewed` counts what was made later, so that open pages can show it. What the
-        store has since a fresh value was made would not be shown before the next change, so the value is made again
-        once it is not fresh any more.
+        they are made for each page. `on_renewed` is called when one was made later, so that open pages show it. Such a
+        page asks once after each change. If the value that it gets is fresh, but was made before the change, it is made
+        again as soon as it is not fresh any more.
         """
         known, making = self._known(name)
         if known is not None and (left_s := known.fresh_for_s(fresh_s)) > 0:
             if known.took_s > _QUICK_S and known.made_at - known.took_s < self._changed_at:
-                self._make_at_last(name, make, making, left_s)
+                self._make_after(left_s, name, make, making)
             return known.value
         if known is not None and known.took_s > _QUICK_S:
             self._make_soon(name, make, making)
@@ -144,7 +143,7 @@ class Project:
             self._sums[name] = _Sum(value, now, now - began)
         return value
 
-    def _make_at_last(self, name: str, make: Callable[[], Any], making: threading.Lock, left_s: float) -> None:
+    def _make_after(self, delay_s: float, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
         with self._lock:
             if name in self._due:
                 return
@@ -155,7 +154,7 @@ class Project:
                 self._due.discard(name)
             self._make_soon(name, make, making)
 
-        timer = threading.Timer(left_s, run)
+        timer = threading.Timer(delay_s, run)
         timer.daemon = True
         timer.start()
 
@@ -166,8 +165,6 @@ class Project:
     def _make_again(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
         try:
             self._make(name, make)
-            with self._lock:
-                self.renewed += 1
             self.on_renewed()
         except Exception:  # the page has an older value; the next request tries again
             log.debug("%s could not be computed again", name, exc_info=True)

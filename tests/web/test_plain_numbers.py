@@ -173,7 +173,7 @@ def test_what_was_paid_for_erased_runs_is_not_told_as_nothing(tmp_path: Path):
         for run in client.get("/api/v1/shop/runs").json()["runs"]:
             erased = CliRunner().invoke(app, ["erase", *options, "--trajectory", run["id"], "--yes"])
             assert erased.exit_code == 0, erased.output
-    note = "runs that were erased since this time began: 8; what was paid for them is not counted"
+    note = "runs erased since this time began: 8; what was paid for them is not counted"
     told = json.loads(CliRunner().invoke(app, ["report", *options, "--json"]).stdout)["money"]
     assert note in told["notes"]
     with served(settings) as running, running.entered() as client:

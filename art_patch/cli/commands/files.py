@@ -39,7 +39,7 @@ class Form:
         str, Option("chat: for OpenAI fine-tuning. sft, preference, grpo: for TRL. trajectories: complete, for import.")
     ] = "chat"
     parquet: Annotated[bool, Option("Write Parquet even if the file's name does not end in .parquet.")] = False
-    style: Annotated[str, Option("For sft: `messages`, or `prompt` and completion, a row an answer.")] = "messages"
+    style: Annotated[str, Option("For sft: `messages`, or `prompt` and completion: one row per answer.")] = "messages"
     pairs: Annotated[str, Option("For preference: `best` against worst of each group, or `all` pairs.")] = "best"
     margin: Annotated[
         float, Option("For preference: leave out pairs whose rewards differ by this much or less.", least=0.0)
