@@ -129,7 +129,7 @@ def the_run(opened: store.Store, prefix: str) -> str:
 
     Raises:
         NotFound: if no run has an id that begins so.
-        ConfigError: if several have.
+        ConfigError: if several runs have one that begins so.
     """
     ids = opened.browse.resolve(prefix, limit=MOST_IDS) if prefix else []
     return the_one(prefix, ids, "trajectory", listed_by="art-patch trajectories list")

@@ -179,7 +179,7 @@ def rollback(
 
     Raises:
         NotFound: there is no earlier champion, or `to` is none.
-        TransitionError: `to` serves already.
+        TransitionError: if `to` is the champion already.
         EngineError: a running engine cannot serve the old policy; the champion stays.
     """
     to, champion = rollback_target(ledger, to), ledger.champion()

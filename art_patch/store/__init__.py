@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.evidence import CONTROL_S, Lesson
     from art_patch.store.queries.groups import GroupFilter, GroupLine, Taught
     from art_patch.store.queries.read import APPS_LIVE_S
-    from art_patch.store.queries.series import Day, Promotion, Scenario
+    from art_patch.store.queries.series import Day, Promotion, Scenario, Totals
     from art_patch.store.queries.usage import SOURCES, Learned
     from art_patch.store.schema.tables import HEAD
     from art_patch.store.search.find import Found

@@ -15,8 +15,8 @@ def marks_of(project: Project) -> Callable[[], Marks]:
     def look() -> Marks:
         paths = [project.settings.directory / name for name in (pipeline.RUNNING, "cycles", pipeline.LAST_RETRAIN)]
         files = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
-        marks = project.store.changes.marks() | {"cycle": tuple(files)}
+        marks = project.store.changes.marks()
         project.notice(marks)
-        return marks
+        return marks | {"cycle": tuple(files)}
 
     return look

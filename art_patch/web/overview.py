@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from art_patch import insights, promotion
-from art_patch.store import Store
+from art_patch.store import Store, Totals
 from art_patch.types import JSON
 from art_patch.web import cycles
 from art_patch.web.policies import shown_moves
@@ -20,6 +21,8 @@ from art_patch.web.system import examined_before
 
 _DAY_S = 86_400.0
 _FRESH_S = 0.5  # counts over the whole store may be as old, or as they took
+_RECENT_S = 120.0  # calls that began lately are counted for each page, and those before less often
+_BEFORE_S = 30.0
 _MONEY_S = 600.0
 _MONEY_DAYS = 7  # as `art-patch report`
 _PAST_S = 600.0  # numbers of a period that is over: only late feedback changes them
@@ -45,7 +48,7 @@ def facts(asked: Asked) -> JSON:
         "history": shown_moves(served["history"]),
         "has_engine": (settings.base_url or store.ledger.route().base_url) is not None,
         "control": None if served["control_look"] is None else promotion.look_in_words(served["control_look"]),
-        "recorded": kept("counts", _FRESH_S, store.read.counts),
+        "recorded": _recorded(asked),
         "queue": {name: sum(_whole(app.get(name)) for app in served["apps"]) for name in ("queued", "dropped")},
         "cycle": cycles.running(asked),
         "waits": insights.waits_for(settings, store),
@@ -57,6 +60,18 @@ def facts(asked: Asked) -> JSON:
         "money": kept_later("money", _MONEY_S, lambda: _money(asked)),
         "promotions": [asdict(each) for each in kept("promotions", _FRESH_S, store.series.promotions)],
     }
+
+
+def _recorded(asked: Asked) -> JSON:
+    """Return how much was recorded. Calls that are written minutes after they began are counted some seconds late."""
+    series, kept = asked.store.series, asked.project.kept
+
+    def before() -> tuple[float, Totals]:
+        until = time.time() - _RECENT_S
+        return until, series.totals(until=until)
+
+    until, older = kept("totals before", _BEFORE_S, before)
+    return asdict(older + series.totals(since=until))
 
 
 def _whole(value: Any) -> int:

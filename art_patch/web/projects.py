@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,7 +45,10 @@ class Given:
 
 
 _QUICK_S = 0.05  # a sum that took no longer is made again at once
-_REST = 20  # a sum is fresh for at most so many times as long as it took; for at least once as long
+_REST = 20  # a sum is fresh for at most so many times as long as it took
+_LEAST_REST = 3  # and for at least so many times as long, so that it takes a quarter of a processor while calls come
+_LOOK_S = 0.2  # for so long the store's marks are not read again
+_SURE_S = 30.0  # after so long a sum is made again though no mark has moved: marks do not tell everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class _Sum:
     value: Any
     made_at: float
     took_s: float
+    marks: object  # of the store, before it was made
 
     @property
     def age_s(self) -> float:
@@ -60,7 +64,7 @@ class _Sum:
 
     def fresh_for_s(self, fresh_s: float) -> float:
         """Return for how long it is still fresh; not above 0 if it is not."""
-        return max(self.took_s, min(fresh_s, _REST * self.took_s)) - self.age_s
+        return max(_LEAST_REST * self.took_s, min(fresh_s, _REST * self.took_s)) - self.age_s
 
 
 class Project:
@@ -70,14 +74,14 @@ class Project:
         """Show this project."""
         self.name, self.settings, self.store, self.given = settings.project, settings, store, given or Given()
         self.on_renewed: Callable[[], None] = _nothing  # called when a sum was made again that pages show
-        self._marks: object = None
-        self._changed_at = -math.inf  # when somebody who follows the store saw a change, on the monotonic clock
+        self._seen: tuple[float, object] = (0.0, None)  # when the store was looked at, and its marks
         self.alike: set[str] = set()  # groups whose siblings say the same: nobody is asked to compare them
         self._sums: dict[str, _Sum] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lasting: set[str] = set()
         self._due: set[str] = set()  # names of the sums that `_make_after` will make
         self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._renewing = threading.Lock()  # one sum after the other: pages need the processor and the database, too
 
     def kept(self, name: str, fresh_s: float, make: Callable[[], _T]) -> _T:
         """Return what `make` returned at most `fresh_s` ago, or an older value while a new one is made.
@@ -85,15 +89,18 @@ class Project:
         A page over a large store waits for its sums only if nobody has asked for them before. Where they are quick,
         they are made for each page. `on_renewed` is called when one was made later, so that open pages show it. Such a
         page asks once after each change. If the value that it gets is fresh, but was made before the change, it is made
-        again as soon as it is not fresh any more.
+        again as soon as it is not fresh any more. While nothing changes in the store, an old value is as good.
         """
         known, making = self._known(name)
-        if known is not None and (left_s := known.fresh_for_s(fresh_s)) > 0:
-            if known.took_s > _QUICK_S and known.made_at - known.took_s < self._changed_at:
-                self._make_after(left_s, name, make, making)
-            return known.value
+        left_s = 0.0 if known is None else known.fresh_for_s(fresh_s)
         if known is not None and known.took_s > _QUICK_S:
-            self._make_soon(name, make, making)
+            has_moved = known.marks != self._marks()
+            if left_s > 0 and has_moved:
+                self._make_after(left_s, name, make, making)
+            elif left_s <= 0 and (has_moved or known.age_s > _SURE_S):
+                self._make_soon(name, make, making)
+            return known.value
+        if known is not None and left_s > 0:
             return known.value
         with making:
             newer, _ = self._known(name)
@@ -110,7 +117,7 @@ class Project:
         with self._lock:
             self._lasting.add(name)
         if known is None or known.age_s > fresh_s:
-            self._make_soon(name, make, making)
+            self._make_soon(name, make, making, in_turn=False)  # the doctor may wait for an engine
         return None if known is None else known.value
 
     def keep_opinion(self, opinion: Score | Correction) -> None:
@@ -122,25 +129,30 @@ class Project:
             raise NotFound(f"there is no run {opinion.trajectory_id!r} any more")
 
     def notice(self, marks: object) -> None:
-        """Take notice of the store's marks: if they are others, sums that were made before are behind it."""
-        if marks != self._marks:
-            self._marks, self._changed_at = marks, time.monotonic()
+        """Take notice of the store's marks: sums that were made with others are behind it."""
+        self._seen = time.monotonic(), marks
 
     def forget(self) -> None:
         """Forget what was kept, after a change by this server."""
         with self._lock:
             self._sums = {name: one for name, one in self._sums.items() if name in self._lasting}
 
+    def _marks(self) -> object:
+        looked_at, marks = self._seen
+        if marks is None or time.monotonic() - looked_at > _LOOK_S:
+            self.notice(marks := self.store.changes.marks())
+        return marks
+
     def _known(self, name: str) -> tuple[_Sum | None, threading.Lock]:
         with self._lock:
             return self._sums.get(name), self._making.setdefault(name, threading.Lock())
 
     def _make(self, name: str, make: Callable[[], _T]) -> _T:
-        began = time.monotonic()
+        marks, began = self._marks(), time.monotonic()
         value = make()
         now = time.monotonic()
         with self._lock:
-            self._sums[name] = _Sum(value, now, now - began)
+            self._sums[name] = _Sum(value, now, now - began, marks)
         return value
 
     def _make_after(self, delay_s: float, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
@@ -158,13 +170,14 @@ class Project:
         timer.daemon = True
         timer.start()
 
-    def _make_soon(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
+    def _make_soon(self, name: str, make: Callable[[], Any], making: threading.Lock, in_turn: bool = True) -> None:
         if making.acquire(blocking=False):
-            threading.Thread(target=self._make_again, args=(name, make, making), daemon=True).start()
+            threading.Thread(target=self._make_again, args=(name, make, making, in_turn), daemon=True).start()
 
-    def _make_again(self, name: str, make: Callable[[], Any], making: threading.Lock) -> None:
+    def _make_again(self, name: str, make: Callable[[], Any], making: threading.Lock, in_turn: bool) -> None:
         try:
-            self._make(name, make)
+            with self._renewing if in_turn else nullcontext():
+                self._make(name, make)
             self.on_renewed()
         except Exception:  # the page has an older value; the next request tries again
             log.debug("%s could not be computed again", name, exc_info=True)

@@ -20,7 +20,7 @@ from art_patch.types import JSON
 from art_patch.web.projects import Asked, Query
 
 PAGE = 50
-LOOKED_AT = 10_000
+LOOKED_AT = 5_000
 COUNTED = 1_000  # of more runs that match, a page says that there are more
 CATCH_UP_S = 0.2  # for which a search extends the index first
 _MOST_NEW = 100

@@ -116,7 +116,7 @@ def run(command: str, url: str, place: Path, sink: Sink, project: str = "mine") 
     text = f"{result.output}{result.exception!r}".replace(str(place), "PLACE").replace(url, "STORE")
     written = [path.read_bytes() for path in sorted(place.glob("out/**/*")) if path.is_file()]
     mark = [what for what in (*written, *sink.received) if MARK.encode() in what]
-    text = re.sub(r"[0-9.]+ (s|min|h|ms) ago|after [0-9.]+ s|[0-9]{4}-[0-9-]+T[0-9:.]+Z", "then", text)
+    text = re.sub(r"[0-9.]+ (s|min|h|ms) ago|after [0-9.]+ s|[0-9]{4}-[0-9-]+[T ][0-9:.]+Z?", "then", text)
     return f"{text}{mark}"
 
 

@@ -29,6 +29,7 @@ READ_WHOLE = {
     *{("reports.groups", table) for table in ("trajectories", "groups")},
     *{("series.scenarios", table) for table in ("trajectories", "groups", "scenarios")},
     ("series.promotions", "judgements"),
+    *{("series.totals", table) for table in ("trajectories", "scenarios")},
     *{(f"groups.{name}", "groups") for name in ("page", "to_review")},  # in the order of the key, up to a limit
     ("groups.states", "groups"),  # an index
     ("read.arrivals", "trajectories"),

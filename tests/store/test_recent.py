@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from art_patch.store import Store
+from art_patch.store.queries.series import Totals
 from art_patch.store.queries.usage import Recent
 from art_patch.types import Call, Judgement, Score, TrajectoryInfo
 from tests.support.run_samples import asked, fill, tool_run, write
@@ -82,3 +83,23 @@ def test_deletions_lower_no_count_of_all_time(store: Store):
     assert (counts["calls"], counts["trajectories"], counts["judge"]["calls"]) == (0, 0, 0)
     ever = {name: value + deleted.get(name, 0) for name, value in numbers(counts).items()}
     assert ever == before | {name: before[name] + 1 for name in ("calls", "trajectories", "calls_trainable")}
+
+
+def test_how_much_was_recorded_in_all(store: Store):
+    fill(store)
+    store.write([
+        Call("m-1", "b0", 1_900.0, "gpt-5", (asked("fig"),), status="error", error="x", fallback="timeout"),
+        TrajectoryInfo("copy", 1_500.0, "shadow"),
+        Call("s-1", "copy", 1_500.0, "gpt-5", (asked("fig"),), policy="agent@1", shadow_of="m-1"),
+        TrajectoryInfo("silent", 1_950.0, "explicit"),
+    ])  # fmt: skip
+    counts = store.read.counts()
+    whole = store.series.totals()
+    assert (whole.calls, whole.calls_by_policy) == (counts["calls"], counts["calls_by_policy"])
+    assert (whole.calls_fell_back, whole.calls_not_ok) == (counts["calls_fell_back"], counts["calls_not_ok"]) == (1, 2)
+    assert (whole.runs, whole.scenarios) == (counts["trajectories"], counts["scenarios"])
+    for moment in (1.0, 1_300.0, 1_500.0, 1_900.0, 1_950.0, 9e9):
+        assert store.series.totals(until=moment) + store.series.totals(since=moment) == whole
+    own = [call for run in store.read.recent(limit=100) for call in run.calls if call.shadow_of is None]
+    assert store.series.totals(since=1_900.0).calls == sum(call.started_at >= 1_900.0 for call in own)
+    assert store.series.totals(since=9e9) == Totals(0, 0, 0, 0, 0, 0)

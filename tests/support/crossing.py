@@ -132,6 +132,7 @@ READS: dict[str, Attempt] = {
     "reports.usage": lambda s: s.reports.usage(since=0.0, until=9e9),
     "reports.spent": lambda s: s.reports.spent(since=0.0, until=9e9),
     "series.written": lambda s: s.series.written((0.0, 1.0, 9e9)),
+    "series.totals": lambda s: (s.series.totals(until=2.0), s.series.totals(since=0.5)),
     "series.days": lambda s: s.series.days((0.0, 1.0, 2.0, 9e9)),
     "series.promotions": lambda s: s.series.promotions(),
     "series.scenarios": lambda s: s.series.scenarios(limit=9),

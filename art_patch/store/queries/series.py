@@ -4,11 +4,12 @@ Only what the store has is counted. A call of the judge without a price is count
 """
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, or_, select
 
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import reward_of
@@ -36,6 +37,22 @@ class Day:
     judge_tokens: int
     judge_usd: float
     judge_unpriced: int  # calls whose price is unknown; `judge_usd` lacks them
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Numbers of the app's own calls and runs, without copies, and of scenarios."""
+
+    calls: int
+    calls_by_policy: int
+    calls_fell_back: int
+    calls_not_ok: int
+    runs: int
+    scenarios: int
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """Return the totals of both periods."""
+        return Totals(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,19 @@ class Series(Part):
             answers = (answered, fell_back, copies, prompt, completion)
             found.append(Day(since, until, *answers, asked, judge_tokens, usd, unpriced))
         return tuple(found)
+
+    def totals(self, *, since: float = 0.0, until: float = math.inf) -> Totals:
+        """Return how many calls and runs began then, and how many scenarios were seen for the first time."""
+        counts = (func.count(), func.count(_C.policy), func.count(_C.fallback), func.count().filter(_C.status != "ok"))
+        calls = select(*counts).where(_C.shadow_of.is_(None), _C.started_at >= since, _C.started_at < until)
+        runs = select(func.count()).where(_T.origin.not_in(COPIES), _T.started_at >= since, _T.started_at < until)
+        if since:  # the last call, if there was one, came later, and has an index
+            runs = runs.where(or_(_T.last_call_at >= since, _T.last_call_at.is_(None)))
+        seen = tables.scenarios.c.first_seen_at
+        scenarios = select(func.count()).where(seen >= since, seen < until)
+        with self._database.read() as connection:
+            rest = [connection.scalar(each) or 0 for each in (runs, scenarios)]
+            return Totals(*connection.execute(calls).one(), *rest)
 
     def written(self, bounds: Sequence[float]) -> tuple[int, ...]:
         """Return how many calls, with copies, started within each of the periods between these ascending times."""
