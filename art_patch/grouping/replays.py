@@ -39,8 +39,7 @@ class ReplayConfig:
     # `start`: the whole run. Else at a turn of the run, which is picked as by `resample-pick`: then each run without
     # siblings gets `samples` siblings of its own, which differ from it from this turn on.
     begin: Annotated[
-        Begin,
-        Option(name="replay-from", env=True, help="Where a replay begins: at the start of the run, or a turn."),
+        Begin, Option(name="replay-from", env=True, help="Where a replay begins: at the start of the run, or a turn.")
     ] = "start"
     timeout_s: Annotated[  # also for the import of its module
         float, Option(name="replay-timeout-s", least=1.0, env=True, help="Seconds that one replay may take.")

@@ -138,10 +138,4 @@ def _events(asked: Mapping[str, Any], choices: Sequence[JSON]) -> bytes:
 
 def _about(asked: Mapping[str, Any], kind: str) -> dict[str, Any]:
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return {
-        "id": "recorded",
-        "object": kind,
-        "created": int(time.time()),
-        "model": asked.get("model"),
-        "usage": usage,
-    }
+    return {"id": "recorded", "object": kind, "created": int(time.time()), "model": asked.get("model"), "usage": usage}
