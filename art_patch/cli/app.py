@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from art_patch._lib.version import __version__
-from art_patch._lib.visible_text import visible
+from art_patch._lib.words import visible
 from art_patch.cli import output
 from art_patch.cli.commands import (
     consent,

@@ -20,8 +20,7 @@ from typing import Annotated, Any, cast
 
 from art_patch._lib.events import written
 from art_patch._lib.option import Option
-from art_patch._lib.typed_text import one_of
-from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import one_line, one_of
 from art_patch.errors import ArtPatchError
 from art_patch.recording import hide
 

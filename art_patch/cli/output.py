@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from art_patch._lib import words
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
-from art_patch._lib.visible_text import one_line, sentences, visible
+from art_patch._lib.words import one_line, sentences, visible
 from art_patch.errors import ArtPatchError, ConfigError
 from art_patch.types import UpstreamChange
 

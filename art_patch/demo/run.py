@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from art_patch import gate, grouping, pipeline, rewards, serving, store
 from art_patch._lib.atomic_files import write_whole
 from art_patch._lib.process import peak_memory_mib
-from art_patch._lib.visible_text import sentences
+from art_patch._lib.words import sentences
 from art_patch.demo.judge import STAND_IN_MODEL, ShuffledJudge, serve_stand_in_judge, shop_rule
 from art_patch.demo.processes import NO_UPSTREAM, Agent, Engine, Program, agent_source, unpatched
 from art_patch.demo.shop import TOOLS, Task, is_success, make_tasks

@@ -15,8 +15,7 @@ from typing import Any
 
 from art_patch import errors, pipeline, store
 from art_patch._lib.loose_json import as_number, as_object, shallow
-from art_patch._lib.visible_text import one_line
-from art_patch._lib.words import counted
+from art_patch._lib.words import counted, one_line
 from art_patch.errors import ArtPatchError, GateRejected
 from art_patch.settings import Settings
 

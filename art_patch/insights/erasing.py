@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from art_patch import pipeline, store
-from art_patch._lib.visible_text import one_line
-from art_patch._lib.words import ago, counted, listed
+from art_patch._lib.words import ago, counted, listed, one_line
 from art_patch.settings import Settings
 from art_patch.types import CHALLENGERS, JSON, Policy
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from art_patch import store, types
-from art_patch._lib.typed_text import MOST_IDS, duration_s, moment, one_of, the_one
-from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import MOST_IDS, duration_s, moment, one_line, one_of, the_one
 from art_patch.errors import ConfigError
 
 ORIGINS: Mapping[types.Origin, str] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from art_patch._lib.visible_text import visible
+from art_patch._lib.words import visible
 from art_patch.errors import ConfigError
 from art_patch.web.paths import key_of_field
 from art_patch.web.projects import Project

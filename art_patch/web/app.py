@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from art_patch._lib.version import __version__
-from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import one_line
 from art_patch.errors import ArtPatchError, NotFound, StoreError
 from art_patch.types import JSON
 from art_patch.web import system, templates

@@ -19,7 +19,6 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from art_patch._lib import words
-from art_patch._lib.visible_text import sentences, visible
 from art_patch.web.paths import segment
 
 NO_VALUE = "-"
@@ -47,7 +46,7 @@ def _environment() -> Environment:
         "iso": _iso,
         "offset": _offset_s,
         "zone": _zone,
-        "sentences": sentences,
+        "sentences": words.sentences,
         "data": _data,
         "segment": segment,
         "editable": _editable,
@@ -82,7 +81,7 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> Any:
     if value is None:
         return NO_VALUE
-    return value if isinstance(value, Markup) else visible(value)
+    return value if isinstance(value, Markup) else words.visible(value)
 
 
 def _or_none(words_of: Callable[[Any], str]) -> Callable[[Any], str | None]:

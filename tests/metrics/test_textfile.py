@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from art_patch import __version__
-from art_patch._lib.visible_text import visible
+from art_patch._lib.words import visible
 from art_patch.cli.app import app
 from art_patch.errors import ConfigError, StoreError
 from art_patch.metrics import CATALOGUE, gather

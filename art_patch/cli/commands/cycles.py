@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from art_patch import insights, pipeline
-from art_patch._lib.typed_text import the_one
+from art_patch._lib.words import the_one
 from art_patch.cli import output
 from art_patch.cli.options import Project
 from art_patch.cli.typed_options import Option, command, is_before_subcommand

@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from art_patch import formats, rewards, store
-from art_patch._lib.typed_text import one_of
+from art_patch._lib.words import one_of
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, TrajectoryFilter, conditions, require_policy
 from art_patch.cli.typed_options import Option, command

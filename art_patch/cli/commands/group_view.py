@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from art_patch import insights
-from art_patch._lib.typed_text import MOST_IDS, the_one
+from art_patch._lib.words import MOST_IDS, the_one
 from art_patch.cli import output
 from art_patch.cli.options import Project
 from art_patch.cli.typed_options import command

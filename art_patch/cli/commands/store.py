@@ -13,7 +13,7 @@ import typer
 
 from art_patch import insights, store
 from art_patch._lib import words
-from art_patch._lib.typed_text import duration_s
+from art_patch._lib.words import duration_s
 from art_patch.cli import output
 from art_patch.cli.options import ActingProject, Project
 from art_patch.cli.typed_options import Option, command

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from art_patch import feedback, trackers
-from art_patch._lib.typed_text import moment
+from art_patch._lib.words import moment
 from art_patch.cli import output
 from art_patch.cli.options import SINCE, ActingProject, Project, RunFilter, conditions, extra
 from art_patch.cli.typed_options import Option, command

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from art_patch import formats, insights, store, types
-from art_patch._lib.typed_text import MOST_IDS, one_of, the_one
+from art_patch._lib.words import MOST_IDS, one_of, the_one
 from art_patch.cli import output
 from art_patch.cli.options import Project, TrajectoryFilter, require_policy
 from art_patch.cli.typed_options import Option, command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from art_patch._lib.visible_text import sentences
+from art_patch._lib.words import sentences
 
 
 @pytest.mark.parametrize(
