@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     )
     from art_patch.store.erasure.rights import Erasure
     from art_patch.store.ledger.gate_answers import GateTurn
-    from art_patch.store.ledger.leases import Lease, Leases, lost
+    from art_patch.store.ledger.leases import Lease, Leases, Server, Servers, lost
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.route import read_route
-    from art_patch.store.ledger.servers import Server, Servers
     from art_patch.store.ledger.transfers import ExportNote, SentItem
-    from art_patch.store.queries.audit import Entry
     from art_patch.store.queries.browse import PAGE, Cursor, Filter, GroupFacts, Pair, Sort, Summary
+    from art_patch.store.queries.changes import Entry
     from art_patch.store.queries.evidence import CONTROL_S, Lesson
     from art_patch.store.queries.groups import GroupFilter, GroupLine, Taught
     from art_patch.store.queries.read import APPS_LIVE_S

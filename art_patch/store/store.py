@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from art_patch.store.erasure.rights import Rights
     from art_patch.store.ledger.consent import Consent
     from art_patch.store.ledger.gate_answers import GateAnswers
-    from art_patch.store.ledger.leases import Lease, Leases
+    from art_patch.store.ledger.leases import Lease, Leases, Servers
     from art_patch.store.ledger.ledger import Ledger
     from art_patch.store.ledger.notices import Notices
-    from art_patch.store.ledger.servers import Servers
     from art_patch.store.ledger.transfers import Sent, Transfers
     from art_patch.store.maintain import Maintenance
-    from art_patch.store.queries.audit import Audit
     from art_patch.store.queries.browse import Browser
-    from art_patch.store.queries.changes import Changes
+    from art_patch.store.queries.changes import Audit, Changes
     from art_patch.store.queries.evidence import Evidence
     from art_patch.store.queries.groups import Groups
     from art_patch.store.queries.read import Reader

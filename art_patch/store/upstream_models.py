@@ -1,4 +1,4 @@
-"""Notes which models answered for upstream, and since when: a provider may let an alias mean another model one day.
+"""Which models answered for upstream, and since when: a provider may let an alias mean another model one day.
 
 In: the calls of a batch, within the writer's transaction. Out: a row of `upstream_models` for each pair of a model that
 the app asked for and a model that answered, when the pair is first seen. Only answers count that the app itself got
@@ -7,8 +7,13 @@ from upstream. What this process knows costs no statement, so nearly every batch
 What is noted is bounded, whatever a server says. Some servers send a new fingerprint with every answer: after
 `MOST_FINGERPRINTS` models that answered for one name, only a model with another name is noted, without its fingerprint.
 Processes that note at once may exceed a bound by a few rows.
+
+The first model that answered for a name has replaced none. A model that was seen before changes nothing when it comes
+back, so a provider that alternates between models or fingerprints causes no change after both were seen. Nor does an
+answer without a fingerprint, or the first fingerprint of a model: some APIs of a provider send none.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from sqlalchemy import Connection, distinct, func, select
@@ -16,7 +21,7 @@ from sqlalchemy import Connection, distinct, func, select
 from art_patch.store.backends.database import Database
 from art_patch.store.rows import storable
 from art_patch.store.schema import tables
-from art_patch.types import UPSTREAM, Call, Record
+from art_patch.types import UPSTREAM, Call, Record, UpstreamChange
 
 MOST_MODELS = 1_000  # of a project: names that the app asks for
 MOST_ANSWERED = 64  # models for each of these
@@ -95,3 +100,25 @@ def _to_note(known: Iterable[str], answered: str) -> str | None:
     name = answered.partition(" ")[0]
     is_known = len(known) >= MOST_ANSWERED or any(each.partition(" ")[0] == name for each in known)
     return None if is_known else name
+
+
+def newest_change(connection: Connection, *, until: float | None = None) -> UpstreamChange | None:
+    """Return the newest change; with `until`, of those that are not later. `None` if there was none."""
+    query = select(_M.requested_model, _M.answered_by, _M.first_seen_at)
+    query = query.order_by(_M.first_seen_at, _M.requested_model, _M.answered_by)
+    if until is not None:
+        query = query.where(_M.first_seen_at <= until)
+    last: dict[str, str] = {}
+    fingerprints: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    newest: UpstreamChange | None = None
+    for requested, answered, at in connection.execute(query):
+        name, _, fingerprint = answered.partition(" ")
+        is_known = (requested, name) in fingerprints
+        of_it = fingerprints[requested, name]
+        is_other = bool(fingerprint and of_it) if is_known else requested in last
+        if fingerprint:
+            of_it.add(fingerprint)
+        if is_other:
+            newest = UpstreamChange(requested, last[requested], answered, at)
+        last[requested] = answered
+    return newest

@@ -1,27 +1,36 @@
-"""Leases: locks over all machines, so that only one process runs a cycle. A token proves that it still owns the lease.
+"""What running processes hold in the store: leases, which are locks over all machines, and the rows of servers.
+
+A lease lets only one process run a cycle. Its token proves that the process still owns the lease.
 
 The row of a lease names the owner, counts how often the owner renewed the lease (`beat`), and has a token that only
 grows. A process takes the lease by adding one to the token in a statement that matches only if the row is unchanged
 since the process read it. So exactly one of many processes succeeds. `_lib.process` decides whether an owner is gone.
-No decision uses the times in a lease; they are shown to people only.
+No decision uses the times in a lease or a server's row; they are shown to people only.
 
 The token is a fence: in the database that `fenced` returns, each write transaction first checks that the token is still
 ours and locks the row until the transaction ends. So an owner that lost the lease while it was suspended can write
 nothing afterwards.
+
+Each server that runs keeps a row with its address, its process and its newest sign of life. It announces itself when it
+is ready, renews its row while it is well, marks it when it begins to stop, and deletes it at the end. A server that was
+killed leaves its row behind; the others delete it. The rows decide nothing by themselves: the route, which apps read,
+names one server (`Ledger.set_engine`), and `pipeline.ServingUpkeep` tells when another one takes it over.
 """
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, delete, select, update
 
 from art_patch._lib.process import Owner
 from art_patch.errors import Busy
 from art_patch.store.backends.database import Database, Part
-from art_patch.store.ledger.decisions import note
+from art_patch.store.ledger.decisions import note, set_control
 from art_patch.store.schema import tables
+from art_patch.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +140,59 @@ def _owner_columns(owner: Owner | None) -> dict[str, Any]:
 def _lease(row: Row[Any]) -> Lease:
     owner = None if row.owner is None else Owner(row.owner, row.host, row.pid, row.boot, row.started)
     return Lease(row.name, row.token, row.beat, owner, row.renewed_at)
+
+
+_KEY = "server "  # begins the keys of the rows of `control` that are servers; the owner's id ends them
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as its row says."""
+
+    base_url: str  # the address that apps call, ending in `/v1`
+    owner: Owner  # its process
+    since: float  # when it was ready, by its own clock
+    renewed_at: float  # its newest sign of life, by its own clock
+    beat: int = 0  # grows by one with each sign of life
+    leaving: bool = False  # whether it is about to stop, and answers until another server has the route
+
+
+def _known(record: type, fields: JSON) -> dict[str, Any]:
+    """Return the fields that this release knows: a server of a newer one may run beside it, and tell more."""
+    return {name: value for name, value in fields.items() if name in record.__slots__}
+
+
+class Servers(Part):
+    """Lists, announces, renews and removes the servers of a project."""
+
+    def all(self) -> tuple[Server, ...]:
+        """Return the servers that have a row, the newest first."""
+        table = tables.control.c
+        with self._database.read() as connection:
+            rows = connection.scalars(select(table.value).where(table.key.startswith(_KEY, autoescape=True))).all()
+        found = (json.loads(row) for row in rows)
+        servers = [Server(owner=Owner(**_known(Owner, each.pop("owner"))), **_known(Server, each)) for each in found]
+        return tuple(sorted(servers, key=lambda server: (server.since, server.owner.id), reverse=True))
+
+    def announce(self, base_url: str, owner: Owner, *, now: float) -> Server:
+        """Add the row of a server that is ready."""
+        return self._keep(Server(base_url, owner, now, now))
+
+    def renew(self, server: Server, *, leaving: bool = False, now: float) -> Server:
+        """Note a sign of life, and return the server as its row says now.
+
+        A row that another server deleted, because it did not hear of this one for long, is written again.
+        """
+        return self._keep(replace(server, beat=server.beat + 1, renewed_at=now, leaving=leaving))
+
+    def remove(self, server: Server) -> None:
+        """Delete the row of a server that has ended."""
+        table = tables.control
+        with self._database.write() as connection:
+            connection.execute(delete(table).where(table.c.key == _KEY + server.owner.id))
+
+    def _keep(self, server: Server) -> Server:
+        # Only the server itself writes its row, so no other write has to be excluded.
+        with self._database.write() as connection:
+            set_control(connection, _KEY + server.owner.id, json.dumps(asdict(server)))
+        return server

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Select, Subquery, Text, and_, cast, exists, func, or_, select
 
 from art_patch.store.backends.database import Part
-from art_patch.store.queries.loading import load_calls, rows_in
-from art_patch.store.queries.openings import openings_of
+from art_patch.store.queries.loading import load_calls, openings_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.types import COPIES, Call
 

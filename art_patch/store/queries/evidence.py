@@ -24,8 +24,8 @@ from art_patch.store.ledger import decisions
 from art_patch.store.ledger.route import CONTROL_KEY
 from art_patch.store.queries.learning import may_learn
 from art_patch.store.queries.loading import records_of, rows_in
-from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
+from art_patch.store.upstream_models import newest_change
 from art_patch.types import (
     ENGINE_FULL,
     LEFT_ALONE,

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, func, not_, select
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import GroupHead, reward_of
 from art_patch.store.queries.learning import may_learn
-from art_patch.store.queries.loading import records_of, rows_in
-from art_patch.store.queries.openings import openings_of
+from art_patch.store.queries.loading import openings_of, records_of, rows_in
 from art_patch.store.queries.usage import SOURCES
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import RUN_KEY, expand, parse

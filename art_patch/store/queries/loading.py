@@ -1,14 +1,15 @@
-"""Turns rows back into records, most of all into `Call`s.
+"""Turns rows back into records, most of all into `Call`s, and finds the words with which runs open, for lists of runs.
 
 A call's row refers to the last message of its prompt and to the last block of its prompt ids. The others are found by
 following the parent of each row. A message or block that several calls share is read once.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import CTE, Column, Connection, SelectBase, Table, bindparam, select
+from sqlalchemy import CTE, Column, Connection, SelectBase, Table, bindparam, func, select
 
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import expand, expand_ids, ids_of, parse, unpack_ids, unpack_logprobs
@@ -164,3 +165,43 @@ class _Blocks:
             block, part = self._found[block]
             parts.append(part)
         return ids_of(b"".join(reversed(parts)))
+
+
+_OPENING = 4  # messages at the start of a prompt, among which the user's first one is looked for
+
+_PROMPTS = select(_nodes.c.id).where(_nodes.c.id.in_(bindparam("prompts", expanding=True)))
+_CHAINS = select(chain_of(_nodes, _PROMPTS))
+
+
+def openings_of(connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Return the first words of the user in the first prompt of each of these trajectories."""
+    its, calls = _calls.alias().c, _calls.c
+    start = select(func.min(its.started_at)).where(its.trajectory_id == calls.trajectory_id).scalar_subquery()
+    first = select(calls.trajectory_id, calls.prompt).where(calls.started_at == start).order_by(calls.id.desc())
+    prompts = {key: prompt for key, prompt in rows_in(connection, first, calls.trajectory_id, ids)}
+    # A prompt is named by its last message, so all parents up to the first message are read before any body.
+    above: dict[bytes, bytes] = {}
+    for some in some_of(sorted(set(prompts.values()) - {ROOT})):
+        above |= {node: parent for node, parent in connection.execute(_CHAINS, {"prompts": some})}
+    paths: dict[str, list[bytes]] = {}
+    for key, node in prompts.items():
+        path: list[bytes] = []
+        while node in above:
+            path.append(node)
+            node = above[node]
+        paths[key] = path[::-1][:_OPENING]
+    wanted = {node for path in paths.values() for node in path}
+    rows = rows_in(connection, select(_nodes.c.id, _nodes.c.body), _nodes.c.id, sorted(wanted))
+    bodies = {node: json.loads(expand(body)) for node, body in rows}
+    return {key: _first_words([bodies[node] for node in path if node in bodies]) for key, path in paths.items()}
+
+
+def _first_words(messages: Sequence[Any]) -> str:
+    for message in messages:
+        if message.get("role") == "user":
+            content: Any = message.get("content")
+            if isinstance(content, list):  # parts: texts and pictures
+                parts: list[Any] = content
+                content = " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+            return " ".join(str(content or "").split())[:200]
+    return ""

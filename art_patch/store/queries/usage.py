@@ -18,9 +18,9 @@ from art_patch.store.backends.database import Part
 from art_patch.store.ledger.route import route_of
 from art_patch.store.queries import costs
 from art_patch.store.queries.loading import rows_in
-from art_patch.store.queries.upstream import newest_change
 from art_patch.store.schema import tables
 from art_patch.store.schema.codec import RUN_KEY
+from art_patch.store.upstream_models import newest_change
 from art_patch.types import COPIES, RunValue, Served, Usage
 
 _C, _T, _S = tables.calls.c, tables.trajectories.c, tables.scores.c
