@@ -2,19 +2,18 @@
 
 - `wording` masks the parts that differ between two requests for one task, such as dates, ids and addresses, reduces a
   text to the words that distinguish its task from others, and corrects typos.
-- `scenario` computes the key of a task, unless the user gave one, and decides what is held out for the gate.
-- `embeddings` also asks an embedding model which tasks mean the same, if the caller has one.
+- `scenario` computes the key of a task, unless the user gave one, and decides what is held out for the gate. It also
+  asks an embedding model which tasks mean the same, if the caller has one.
 - `form` makes the groups, also from several attempts within one run. A run without a sibling waits for one.
 - `lone_runs` chooses the turns of runs without siblings that are answered again, `replays` the runs that the app's own
   function repeats, so that these runs get some.
 """
 
-from art_patch.grouping.embeddings import Embed, embed_with
 from art_patch.grouping.form import Grouping, form_groups
 from art_patch.grouping.lone_runs import ResampleConfig, ResampleTurn, choose_turns, turn_group
 from art_patch.grouping.replays import (
     REPLAYED, Replay, ReplayConfig, branch_group, choose_comparisons, choose_replays, offer_of,
 )
 from art_patch.grouping.scenario import (
-    given_scenario, is_held_out, is_user_held_out, scenario_of, task_key, task_of,
+    Embed, embed_with, given_scenario, is_held_out, is_user_held_out, scenario_of, task_key, task_of,
 )

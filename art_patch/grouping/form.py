@@ -12,15 +12,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from art_patch.grouping.embeddings import Embed, same_meaning
 from art_patch.grouping.lone_runs import can_be_asked_again, can_be_learned_from
 from art_patch.grouping.scenario import (
+    Embed,
     Task,
     digest,
     first_keys,
     given_scenario,
     is_held_out,
     is_user_held_out,
+    same_meaning,
     task_key,
     task_keys,
     task_of,

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from art_patch._lib.visible_text import visible
+from art_patch._lib.words import visible
 
 PREFIX = "art_patch_"
 _LONGEST = 200  # characters of a label's value

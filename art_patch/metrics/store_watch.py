@@ -10,7 +10,7 @@ from contextlib import closing
 from logging import getLogger
 from threading import Event, Thread
 
-from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import one_line
 from art_patch.errors import ArtPatchError
 from art_patch.metrics.catalogue import Page
 from art_patch.metrics.from_store import gather

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from art_patch._lib.visible_text import one_line
+from art_patch._lib.words import one_line
 from art_patch.types import JSON
 
 Kind = Literal["promotion", "rejection", "rollback", "alarm", "advice", "approval", "test"]

@@ -17,7 +17,7 @@ from art_patch import grouping, rewards, serving, training
 from art_patch._lib.atomic_files import replacing
 from art_patch._lib.ids import new_id
 from art_patch._lib.option import Option
-from art_patch._lib.visible_text import one_line, sentences, visible
+from art_patch._lib.words import one_line, sentences, visible
 from art_patch.gate import GateConfig
 from art_patch.promotion import CanaryConfig
 from art_patch.settings import Redact

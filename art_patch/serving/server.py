@@ -257,7 +257,7 @@ class ExactRoute:
 
     `POST /exact/v1/chat/completions` differs from `/v1/chat/completions` in two things. First, the model's bare NAME
     stands for the policy that is champion at the moment of the call. Second, each choice of an unstreamed answer has
-    the field `art_patch` (`art_patch.trajectories.token_payload`). Clients that keep unknown fields, such as the OpenAI
+    the field `art_patch` (`art_patch.trajectories.trainability`). Clients that keep unknown fields, such as the OpenAI
     SDK, hand the tokens to the trainer together with the choice. The usual fields for token ids and log-probabilities
     are filled only if the request asked for them. Streamed answers are passed on unchanged, without exact tokens.
     """

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
         ROOT, as_run, canonical, chain, chosen_choice, followed, main_call, node_id, number_tool_calls, offered_tools,
         prompt_key, transcript, verbatim,
     )
-    from art_patch.trajectories.token_payload import exact_of, hang, sampled_tokens
-    from art_patch.trajectories.trainability import ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, REASONS, why_untrainable
+    from art_patch.trajectories.trainability import (
+        ENGINE_PARAMS, KEPT_BY_PROVIDER, PARAMS, REASONS, exact_of, hang, sampled_tokens, why_untrainable,
+    )
 else:
     __getattr__ = lazily()

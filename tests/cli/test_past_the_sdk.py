@@ -136,11 +136,11 @@ def test_another_sdk_is_told_once_and_counted(package: str, tmp_path: Path):
 
 
 def test_what_it_wraps_is_there_and_stays_what_it_was(tmp_path: Path):
-    from art_patch.autostart.http_calls import PLACES
+    from art_patch.autostart import PLACES
 
     code = """
 import importlib, inspect, json
-from art_patch.autostart.http_calls import PLACES
+from art_patch.autostart import PLACES
 print(json.dumps({
     module: [[*inspect.signature(function).parameters], hasattr(function, "__wrapped__")]
     for module, (owner, name) in PLACES.items()

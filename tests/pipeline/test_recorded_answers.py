@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.replay.recorded_answers import OtherWay, RecordedAnswers
+from art_patch.replay.worker import OtherWay, RecordedAnswers
 from art_patch.trajectories import prompt_key
 
 
@@ -74,7 +74,7 @@ SCRIPT = """
 import asyncio, json, sys
 import openai
 import art_patch as art
-from art_patch.replay.recorded_answers import Intercepted, RecordedAnswers
+from art_patch.replay.worker import Intercepted, RecordedAnswers
 from art_patch.trajectories import prompt_key
 
 url, store, home = sys.argv[1:]

@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion import Choice
 
 import art_patch as art
 from art_patch.trajectories import exact_of
-from art_patch.trajectories.token_payload import Exact
+from art_patch.trajectories.trainability import Exact
 from tests.support.scripted import choice
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The SDK, and libraries that import it in the middle of a module that an integration needs complete.
 # And SDKs of other providers, whose calls are counted.
 _OURS = frozenset({"openai", "litellm", "dspy", "ag2", "instructor", "anthropic", "google.genai"})
-# HTTP libraries, which tell of calls past all of these: `art_patch.autostart.http_calls`.
+# HTTP libraries, which tell of calls past all of these: `art_patch.autostart`.
 _HTTP = frozenset({"httpx", "httpx2", "requests.models", "aiohttp.client_reqrep"})
 # Attribute of `sys` with the files that ran already, so that two launchers that call each other come to an end.
 _SEEN = "_art_patch_sitecustomize"
@@ -64,7 +64,7 @@ def _watched(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         try:
-            from art_patch.autostart.http_calls import watch
+            from art_patch.autostart import watch
 
             watch(module)
         except Exception:
@@ -88,7 +88,7 @@ def _start() -> None:
 def _at_exit() -> None:
     # First of all handlers to be registered, so it runs last.
     try:
-        if (calls := sys.modules.get("art_patch.autostart.http_calls")) is not None:
+        if (calls := sys.modules.get("art_patch.autostart")) is not None:
             calls.tell()
     except Exception:
         return  # stderr may be closed
