@@ -73,7 +73,7 @@ in code font.
 RETIRED_NAMES = {
     "Bench": "TrainContext",
     "Seen": "Observation",  # in lower case, what was visited already
-    "alone": "cycle_lock",
+    "alone": "running_cycle",
     "by_hand": "explicit_update",
     "deal": "shard",
     "owner": "process_identity",

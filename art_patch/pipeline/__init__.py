@@ -10,23 +10,20 @@ if TYPE_CHECKING:
     from art_patch.pipeline.base_check import check_base
     from art_patch.pipeline.carry_over import forget_unfinished
     from art_patch.pipeline.cycle import prune, retrain
-    from art_patch.pipeline.cycle_lock import project_lock
     from art_patch.pipeline.cycle_run import (
         LAST_RETRAIN, LONG, CycleConfig, CycleReport, Run, keep_last_retrain, last_retrain, metrics_line,
         why_none_serves,
     )
-    from art_patch.pipeline.decision_log import DecisionLog
+    from art_patch.pipeline.lineage import TOLERANCE, Reproduction, reproduce
     from art_patch.pipeline.manual_moves import (
-        Promoted, Rejected, RolledBack, find_engine, promote_named, reject_named, roll_back,
+        Imported, Promoted, Rejected, RolledBack, find_engine, import_policy, promote_named, reject_named, roll_back,
     )
-    from art_patch.pipeline.policy_imports import Imported, import_policy
     from art_patch.pipeline.promote_policy import (
         WatchOutcome, WatchReport, control_once, look_without_acting, watch, watch_once,
     )
-    from art_patch.pipeline.remake_policy import TOLERANCE, Reproduction, reproduce
-    from art_patch.pipeline.running_cycle import RUNNING, read_running
+    from art_patch.pipeline.running_cycle import RUNNING, project_lock, read_running
     from art_patch.pipeline.score_groups import form, group, score, to_judge
-    from art_patch.pipeline.serving_upkeep import ServingUpkeep
+    from art_patch.pipeline.serving_upkeep import DecisionLog, ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update
 else:
     __getattr__ = lazily()

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from art_patch import policies, promotion, training
 from art_patch.errors import Busy, EngineError
-from art_patch.pipeline.cycle_lock import project_lock
 from art_patch.pipeline.cycle_run import Cycle
+from art_patch.pipeline.running_cycle import project_lock
 from art_patch.types import CONTINUABLE, IMPORTED, JSON, Policy
 
 REPRODUCTION = "reproduction"  # name of the project's directory of an update that is made again, and of its lock

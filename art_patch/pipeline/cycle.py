@@ -6,7 +6,7 @@ formed, trains on groups that were scored, and gates a candidate that was publis
 a promotion, or by a canary test on a share of the sessions. All its other requests to the engine have a lower priority
 than the app's calls.
 
-Only one cycle at a time runs on a store, on all machines together (`cycle_lock`). Each cycle writes a report to disk.
+Only one cycle at a time runs on a store, on all machines together (`running_cycle`). Each writes a report to disk.
 """
 
 from __future__ import annotations
@@ -21,24 +21,14 @@ from typing import NamedTuple
 
 from art_patch import training
 from art_patch.errors import ArtPatchError, EngineError, JudgeError
-from art_patch.pipeline import promote_policy
+from art_patch.pipeline import cycle_run, promote_policy
 from art_patch.pipeline.against_upstream import compare_learner
 from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
-from art_patch.pipeline.cycle_lock import exclusive_cycle
-from art_patch.pipeline.cycle_run import (
-    Cycle,
-    CycleConfig,
-    CycleReport,
-    Outcome,
-    Progress,
-    champion_name,
-    why_none_serves,
-    write_report,
-)
+from art_patch.pipeline.cycle_run import Cycle, CycleConfig, CycleReport, Outcome, Progress
 from art_patch.pipeline.gate_run import run_gate
 from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
-from art_patch.pipeline.running_cycle import noting
+from art_patch.pipeline.running_cycle import exclusive_cycle, noting
 from art_patch.pipeline.score_groups import ask_first, group, score
 from art_patch.pipeline.train_policy import check_can_train, train
 from art_patch.rewards import OrderedJudge
@@ -95,7 +85,9 @@ def retrain(
         name = champion and champion.name
 
         def keep(report: CycleReport) -> CycleReport:
-            write_report(report, adapters.parent, who=who, began_at=at, took_s=clock() - began, stages_s=limit.spent_s)
+            cycle_run.write_report(
+                report, adapters.parent, who=who, began_at=at, took_s=clock() - began, stages_s=limit.spent_s
+            )
             return report
 
         try:
@@ -152,7 +144,7 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     challenger = ledger.challenger()
     leader = ledger.leader()
     if leader is None:
-        return CycleReport("nothing to do", why_none_serves(run.store), None)
+        return CycleReport("nothing to do", cycle_run.why_none_serves(run.store), None)
     sweep_leftovers(run, leader)
     if challenger is not None:
         return _look_after_challenger(run, challenger, limit)
@@ -271,7 +263,7 @@ def _look_after_challenger(run: Cycle, challenger: Policy, limit: _TimeLimit) ->
     }  # fmt: skip
     why = f"{challenger.name} is tested as a {seen.state}: {seen.reason}"
     why = f"{why}; not judged: {unjudged}" if unjudged else why
-    return CycleReport(outcomes[seen.outcome], why, champion_name(run), challenger.name, run.metrics)
+    return CycleReport(outcomes[seen.outcome], why, cycle_run.champion_name(run), challenger.name, run.metrics)
 
 
 def _judge_both(run: Cycle, limit: _TimeLimit, seen: promote_policy.WatchReport) -> str | None:

@@ -9,23 +9,22 @@ all prompts, and one row for each check.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from art_patch import gate, promotion, rewards
 from art_patch._lib.ids import new_id
 from art_patch.errors import JudgeError
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.pipeline.keep_answers import keep_answers
 from art_patch.pipeline.replay_runs import Reruns, rerun
-from art_patch.pipeline.resample_turns import answer_again, is_text
-from art_patch.types import UPSTREAM, UPSTREAM_ARM, Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
+from art_patch.pipeline.resample_turns import ask_both, is_text
+from art_patch.recording import Redactor
+from art_patch.store import GateTurn
+from art_patch.types import JSON, UPSTREAM, UPSTREAM_ARM, Call, Choice, Group, Policy, Score, Trajectory, TrajectoryInfo
 
-_CONCURRENCY = 16
 _ORDERS: tuple[rewards.Order, ...] = ("shuffled", "reversed")
 
 
@@ -52,13 +51,14 @@ def run_gate(
     else:
         suite = ()  # upstream is not asked, so it has no answer to these
     turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys and is_text(turn.call)]
-    answers = _ask_both(run, (*turns, *suite), candidate, champion)
+    answers = ask_both(run, (*turns, *suite), candidate, champion)
     comparisons = [
         (a.turn, *gate.blind_answers(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers
     ]
     compared = _compared_in(answers, reruns.repeated)
     ours, theirs = ([run for one in compared for run in one.sides[side]] for side in (0, 1))
     checked = rewards.run_checks(ours, checks), rewards.run_checks(theirs, checks)
+    values = _check_values(compared, checked, checks)
     given = [score for side in checked for score in side.scores]
     scored = judge_both(run, comparisons, reruns.repeated, given, judge=run.gate_judge or run.judge)
     beside = None
@@ -79,10 +79,10 @@ def run_gate(
         *(_suite(judged, config, seed) if suite else ()),
         *gate.collapse_findings(everything, config, kl_nats=_kl_nats(candidate), seed=seed, user_of=user_of),
         *gate.failed_runs(reruns.repeated, config),
-        *_check_findings(compared, checked, checks, config, seed, user_of),
+        *_check_findings(compared, checked, values, config, seed, user_of),
     )
     verdict = gate.with_findings(verdict, findings)
-    gains = _gains(scored, beside, _check_values(compared, checked, checks), compared, user_of, seed)
+    gains = _gains(scored, beside, values, compared, user_of, seed)
     if gains and (words := gate.gains_in_words(gains[0], gains[1:])):
         verdict = replace(verdict, reason=f"{verdict.reason}; {words}")
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
@@ -97,7 +97,7 @@ def run_gate(
         metrics["judge_calls"] += sum(report.calls for report in beside.reports)
     run.metrics["gate" if champion is not None else "upstream_gate"] = metrics
     if keeps:
-        keep_answers(run, candidate, champion, held_out.groups, comparisons, scored.reports)
+        _keep_answers(run, candidate, champion, held_out.groups, comparisons, scored.reports)
     return replace(verdict, reason=_reason(verdict, held_out), metrics=metrics)
 
 
@@ -128,35 +128,6 @@ def _upstreams(group: Group, since: float) -> Group:
 
     runs = (replace(run, calls=tuple(filter(is_upstreams, run.calls))) for run in group.trajectories)
     return replace(group, trajectories=tuple(runs))
-
-
-def _ask_both(
-    run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy | None
-) -> list[gate.Answered]:
-
-    def answers_of(policy: Policy, turn: gate.Turn) -> gate.Given:
-        temperature, samples = turn.call.params.get("temperature"), run.config.gate.samples
-        answers = answer_again(run.engine, policy.name, turn.call, samples, temperature=temperature)
-        return gate.Given(answers.choices, answers.duration_ms)
-
-    def both(place: int, turn: gate.Turn) -> gate.Answered:
-        if champion is None:
-            ours = answers_of(candidate, turn)
-            # Upstream's answers have no tokens, and both sides must be measured alike.
-            alike = tuple(replace(choice, token_ids=None, logprobs=None) for choice in ours.choices)
-            return gate.Answered(turn, replace(ours, choices=alike), gate.Given(turn.call.choices, None))
-        # The order alternates: latency is compared too, and the second policy finds the prompt in the engine's cache.
-        if place % 2:
-            theirs = answers_of(champion, turn)
-            return gate.Answered(turn, answers_of(candidate, turn), theirs)
-        return gate.Answered(turn, answers_of(candidate, turn), answers_of(champion, turn))
-
-    answers: list[gate.Answered] = []
-    with ThreadPoolExecutor(_CONCURRENCY) as pool:
-        for done, answered in enumerate(pool.map(both, range(len(turns)), turns), 1):
-            answers.append(answered)
-            run.progress("gate: answers", done, len(turns))
-    return answers
 
 
 def _unscored(judged: gate.Judged, reruns: Reruns, config: gate.GateConfig) -> tuple[gate.Finding, ...]:
@@ -287,6 +258,10 @@ class _Compared(NamedTuple):
     sides: tuple[tuple[Trajectory, ...], tuple[Trajectory, ...]]
 
 
+_Values = Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]
+"""Name of a check's score -> its mean by place in `compared`, from 0 to 1, of the candidate and of the champion."""
+
+
 def _compared_in(answers: Sequence[gate.Answered], repeated: Sequence[gate.Repeated]) -> list[_Compared]:
     """Return what the checks score: each answer to a turn as a run of one call, and the runs of repeated scenarios."""
     turns = [_Compared(a.turn.scenario_key, (_runs(a.turn, a.candidate), _runs(a.turn, a.champion))) for a in answers]
@@ -294,13 +269,9 @@ def _compared_in(answers: Sequence[gate.Answered], repeated: Sequence[gate.Repea
 
 
 def _check_findings(
-    compared: Sequence[_Compared],
-    found: tuple[rewards.Checked, rewards.Checked],
-    checks: Sequence[rewards.Check],
-    config: gate.GateConfig,
-    seed: int,
-    user_of: Mapping[str, str | None],
-) -> tuple[gate.Finding, ...]:
+    compared: Sequence[_Compared], found: tuple[rewards.Checked, rewards.Checked], values: _Values,
+    config: gate.GateConfig, seed: int, user_of: Mapping[str, str | None],
+) -> tuple[gate.Finding, ...]:  # fmt: skip
     """Return a finding for each score of the checks, and one for each check that fails too often.
 
     A score's finding passes if the test proves, at `config.level`, that the candidate is worse than the champion by at
@@ -312,12 +283,7 @@ def _check_findings(
         findings += _failures(found[side].failures, sum(len(one.sides[side]) for one in compared), who, config)
     keys = [one.scenario_key for one in compared]
     compare = partial(_compare, keys=keys, config=config, seed=seed, user_of=user_of)
-    heard = _check_values(compared, found, checks)
-    return *findings, *(compare(name, ours, theirs) for name, (ours, theirs) in heard.items())
-
-
-_Values = Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]]
-"""Name of a check's score -> its mean by place in `compared`, from 0 to 1, of the candidate and of the champion."""
+    return *findings, *(compare(name, ours, theirs) for name, (ours, theirs) in values.items())
 
 
 def _check_values(
@@ -394,3 +360,39 @@ def _compare(
     return gate.not_worse(
         f"check {name}", pairs, allowed=config.max_worse, level=config.level, seed=seed, user_of=user_of
     )
+
+
+def _keep_answers(
+    run: Cycle, candidate: Policy, champion: Policy | None, groups: Mapping[str, str],
+    compared: Sequence[gate.BlindComparison], reports: Sequence[rewards.JudgeReport],
+) -> None:  # fmt: skip
+    """Keep the answers in `compared` for people, with the mean of the scores that the judge gave each of them.
+
+    The rows, one for each turn of the traffic, take the place of those of an earlier gate of both policies. Prompts of
+    the suite are left out, because no run of the store would take their answers along when it is erased. So are whole
+    runs that were repeated. `groups` has the newest group of each scenario, by which the gate's results name it. Texts
+    are redacted if the job is set to, as an app redacts what an engine answers before it is recorded.
+    """
+    redact = None if run.config.redact is None else Redactor(run.config.redact)
+    scores: dict[str, list[float]] = defaultdict(list)
+    for report in reports:
+        for score in report.scores:
+            scores[score.trajectory_id].append(score.value)
+    turns: list[GateTurn] = []
+    for turn, siblings, ours in compared:
+        if turn.scenario_key.startswith(gate.PREFIX):
+            continue
+        sides: tuple[list[JSON], list[JSON]] = ([], [])
+        for sibling in siblings.trajectories:
+            (call,) = sibling.calls
+            (choice,) = (call if redact is None else cast("Call", redact(call))).choices
+            given = scores.get(sibling.id)
+            sides[sibling.id not in ours].append(_answer(choice, fmean(given) if given else None))
+        turns.append(
+            GateTurn(turn.call.id, turn.call.trajectory_id, groups[turn.scenario_key], tuple(sides[0]), tuple(sides[1]))
+        )
+    run.store.gate_answers.keep(candidate.name, UPSTREAM_ARM if champion is None else champion.name, turns)
+
+
+def _answer(choice: Choice, score: float | None) -> JSON:
+    return {"message": dict(choice.message), "finish_reason": choice.finish_reason, "score": score}

@@ -1,26 +1,38 @@
-"""What people decide about a policy: promote, test, reject, and go back. For the commands and the page of these names.
+"""What people decide about a policy: promote, test, reject, go back, import. For commands and the page of these names.
 
 Each function checks all that can be checked first, and changes nothing in a `dry_run`. The engine is needed where the
 policy must be proven; a rejection and the way back must work while it is down.
+
+A policy of another project is imported as a candidate that no test of this project has seen, whatever it was where it
+comes from. It serves nobody before it has been tested here, and no cycle trains from it, tests it by itself or rejects
+it. Its parent is not here, so it has none; origin and evidence stand in its metrics.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from art_patch import promotion, store, types
-from art_patch.errors import ArtPatchError, ConfigError, EngineError, TransitionError
+from art_patch import policies, promotion
+from art_patch.errors import AdapterRejected, ArtPatchError, ConfigError, EngineError, NotFound, TransitionError
+from art_patch.pipeline.carry_over import unfinished_jobs
+from art_patch.pipeline.cycle_run import why_none_serves
 from art_patch.serving import EngineClient
 from art_patch.settings import Settings
+from art_patch.store import Ledger, Store
+from art_patch.types import IMPORTED, JSON, UPSTREAM_ARM, Policy, PolicyState
 
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
     """A policy that was made champion, or is tested now."""
 
-    policy: types.Policy  # as it was before
-    state: types.PolicyState
+    policy: Policy  # as it was before
+    state: PolicyState
     percent: float | None  # share of the sessions of a canary
     control_percent: float  # of the control group that there is, or begins
     champion: str | None  # after the change; `None`: upstream
@@ -31,7 +43,7 @@ class Promoted:
 class Rejected:
     """A policy that was rejected."""
 
-    was: types.PolicyState
+    was: PolicyState
     unloaded: bool  # by the engine
     champion: str | None
 
@@ -43,16 +55,16 @@ class RolledBack:
     target: str  # a policy, or "upstream"
     before: str
     test_ended: str | None
-    state: types.PolicyState | None  # of the policy whose test has ended
+    state: PolicyState | None  # of the policy whose test has ended
 
 
-def find_engine(settings: Settings, ledger: store.Ledger, *, within_s: float = 5.0) -> EngineClient | None:
+def find_engine(settings: Settings, ledger: Ledger, *, within_s: float = 5.0) -> EngineClient | None:
     """Return a client of the project's engine, or `None` if the engine does not answer within `within_s`."""
     engine = EngineClient.of_route(settings, ledger.route())
     return engine if engine is not None and engine.health(timeout_s=within_s) else None
 
 
-def unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
+def unload(settings: Settings, ledger: Ledger, rejected: str) -> bool:
     """Ask the engine to unload a policy that gets no more calls; return whether it did."""
     # Nothing is lost if this fails: the next promotion unloads what is not wanted.
     with suppress(ConfigError, EngineError):
@@ -63,7 +75,7 @@ def unload(settings: Settings, ledger: store.Ledger, rejected: str) -> bool:
 
 
 def promote_named(
-    settings: Settings, ledger: store.Ledger, policy: str, *, percent: float | None = None, shadow: bool = False,
+    settings: Settings, ledger: Ledger, policy: str, *, percent: float | None = None, shadow: bool = False,
     who: str, reason: str | None = None, dry_run: bool = False,
 ) -> Promoted:  # fmt: skip
     """Make a policy champion; or test it on `percent` of the sessions or as a `shadow`; or change a canary's share.
@@ -98,7 +110,7 @@ def promote_named(
 
 
 def reject_named(
-    settings: Settings, ledger: store.Ledger, policy: str, *, who: str, reason: str, dry_run: bool = False
+    settings: Settings, ledger: Ledger, policy: str, *, who: str, reason: str, dry_run: bool = False
 ) -> Rejected:
     """Reject a policy for good; a running engine unloads it."""
     was, unloaded = promotion.check_promotion(ledger, policy, "rejected").state, False
@@ -110,12 +122,12 @@ def reject_named(
 
 
 def roll_back(
-    settings: Settings, ledger: store.Ledger, *, to: str | None = None, who: str, reason: str, dry_run: bool = False
+    settings: Settings, ledger: Ledger, *, to: str | None = None, who: str, reason: str, dry_run: bool = False
 ) -> RolledBack:
     """End the test if there is one, else let the champion before answer again, or `to`: a policy, or "upstream"."""
     before, tested = _answering(ledger), ledger.challenger()
     # From upstream nobody goes back to a policy unasked: a second rollback would undo the first.
-    stays = to == before or (to is None and (tested is not None or before == types.UPSTREAM_ARM))
+    stays = to == before or (to is None and (tested is not None or before == UPSTREAM_ARM))
     # First of all: what cannot be gone back to is refused before anything is changed.
     target = before if stays else promotion.rollback_target(ledger, to)
     if dry_run:
@@ -128,12 +140,12 @@ def roll_back(
     return RolledBack(target, before, ended, state)
 
 
-def _answering(ledger: store.Ledger) -> str:
+def _answering(ledger: Ledger) -> str:
     champion = ledger.champion()
-    return champion.name if champion is not None else types.UPSTREAM_ARM
+    return champion.name if champion is not None else UPSTREAM_ARM
 
 
-def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, reason: str) -> str | None:
+def _go_back(settings: Settings, ledger: Ledger, to: str, *, who: str, reason: str) -> str | None:
     """End the test, if there is one, and let `to` answer; return the name of the policy whose test has ended."""
     # The ledger comes first: an engine that hangs must not delay what takes a bad policy off the traffic.
     ended = None
@@ -151,3 +163,100 @@ def _go_back(settings: Settings, ledger: store.Ledger, to: str, *, who: str, rea
     if ended is not None and ended not in promotion.wanted(ledger):
         unload(settings, ledger, ended)
     return ended
+
+
+# --- policies of other projects ---
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A policy that was imported."""
+
+    policy: Policy
+    rank: int
+    loaded: bool  # whether a running engine has loaded it, to see whether it can
+
+
+def import_policy(
+    store: Store, engine: EngineClient | None, adapters: Path, directory: Path, *, name: str | None = None,
+    sha256: str | None = None, who: str, now: float | None = None,
+) -> Imported:  # fmt: skip
+    """Import the policy in `directory` as `name`; without one, under its own name if that is free, else the next step.
+
+    Raises:
+        NotFound: this project has no base model yet to compare with.
+        ConfigError: `name` exists, or is none of this project's names.
+        AdapterRejected: the copy is damaged, unsafe, or not the one with this `sha256`; it belongs to another base; or
+            the running `engine` refuses it, for example for its rank.
+    """
+    leader = store.ledger.leader()
+    if leader is None:
+        raise NotFound(f"there is no base model to compare with: {why_none_serves(store)}")
+    base = policies.read_base_model(policies.resolve_model_dir(leader.base))
+    if base.sha256 != leader.base_sha256:
+        raise AdapterRejected(f"{leader.base} is not the base model any more on which {leader.name} was made")
+    copy = policies.read_copy(directory, base, sha256=sha256)
+    chosen = _name_for(store, adapters, leader.model, copy.evidence.policy, name)
+    at = time.time() if now is None else now
+    evidence = copy.evidence.model_dump(mode="json", exclude_none=True)
+    origin: JSON = {"at": at, "manifest_sha256": copy.manifest_sha256, "evidence": evidence}
+    policy = Policy(
+        chosen, leader.base, leader.base_sha256, "candidate", at, str(adapters / chosen), None, {IMPORTED: origin}
+    )
+    _publish(copy, policy, adapters / chosen)
+    try:
+        loaded = _loads(engine, chosen)
+        detail = {"policy": chosen, "from": copy.evidence.policy, "manifest_sha256": copy.manifest_sha256}
+        if copy.evidence.rejected_by is not None:
+            detail["rejected_by"] = copy.evidence.rejected_by
+        store.transfers.add_policy(policy, who=who, detail=detail, now=at)
+    except BaseException:
+        policies.remove_adapter(adapters, chosen)
+        raise
+    return Imported(policy, copy.rank, loaded)
+
+
+def _name_for(store: Store, adapters: Path, model: str, own: str, name: str | None) -> str:
+    taken = {policy.name for policy in store.ledger.policies()}
+    # Engines cache adapters by name; and an update that is under way will publish under its own.
+    taken |= {path.name for path in (*adapters.glob("*@*"), *unfinished_jobs(adapters.parent))}
+    if name is not None:
+        policies.check_name(name)
+        if name in taken:
+            raise ConfigError(f"{name} exists already, and a policy never changes; give another --name, or none")
+        if not _is_step_of(model, name):
+            raise ConfigError(f"--name {name}: policies of this project are named {model}@STEP, from step 1 on")
+        return name
+    steps = [int(each.rpartition("@")[2]) for each in taken if each.rpartition("@")[0] == model]
+    return own if _is_step_of(model, own) and own not in taken else f"{model}@{max(steps, default=0) + 1}"
+
+
+def _is_step_of(model: str, name: str) -> bool:
+    step = name.removeprefix(f"{model}@")
+    # `agent@007` would be a second name of `agent@7`, and `agent@00` one of the base model.
+    return step != name and re.fullmatch("[1-9][0-9]{0,8}", step) is not None
+
+
+def _publish(copy: policies.Received, policy: Policy, target: Path) -> None:
+    with policies.unpublished(target) as directory:
+        config = copy.config | {"base_model_name_or_path": policy.base}
+        (directory / policies.CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (directory / policies.WEIGHTS).write_bytes(copy.weights)
+        extra: JSON = {IMPORTED: policy.metrics[IMPORTED]}
+        if copy.probe is not None:
+            extra = {**extra, policies.ENTRY: copy.probe}
+        policies.publish_adapter(directory, target, base_sha256=policy.base_sha256, extra=extra)
+
+
+def _loads(engine: EngineClient | None, name: str) -> bool:
+    """Let a running engine load the policy and unload it; `AdapterRejected` if it refuses, `False` if it cannot now."""
+    if engine is None:
+        return False
+    try:
+        engine.load(name)
+        engine.unload(name)
+    except AdapterRejected:
+        raise
+    except EngineError:
+        return False
+    return True

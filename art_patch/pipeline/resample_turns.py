@@ -1,7 +1,7 @@
 """The step `resample`: makes siblings for runs that have none, by letting the champion answer recorded turns again.
 
 `answer_again` sends a policy one recorded prompt, with exactly the recorded tokens. No tool runs, so production systems
-are not touched. The gate also uses it, to compare two policies on such answers.
+are not touched. `ask_both` does so for the gate, which compares two policies on such answers.
 """
 
 import json
@@ -15,13 +15,14 @@ from datetime import datetime
 from threading import Lock
 from typing import Any, NamedTuple
 
-from art_patch import grouping, serving, trajectories
+from art_patch import gate, grouping, serving, trajectories
 from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError, EngineError
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.types import Call, Choice, Group, Policy
 
 _GIVE_UP_AFTER = 3  # failures of the engine in a row
+_GATE_CONCURRENCY = 16
 _LIMITS = ("max_tokens", "max_completion_tokens", "stop")
 _RENDERING = ("chat_template_kwargs",)
 
@@ -239,3 +240,31 @@ def _choice(choice: dict[str, Any]) -> Choice:
         tuple(choice.get("token_ids") or ()),
         None if tokens is None else tuple(float(token["logprob"]) for token in tokens),
     )
+
+
+def ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy | None) -> list[gate.Answered]:
+    """Let both policies answer the turns of a gate; upstream's recorded answers stand in for a missing `champion`."""
+
+    def answers_of(policy: Policy, turn: gate.Turn) -> gate.Given:
+        temperature, samples = turn.call.params.get("temperature"), run.config.gate.samples
+        answers = answer_again(run.engine, policy.name, turn.call, samples, temperature=temperature)
+        return gate.Given(answers.choices, answers.duration_ms)
+
+    def both(place: int, turn: gate.Turn) -> gate.Answered:
+        if champion is None:
+            ours = answers_of(candidate, turn)
+            # Upstream's answers have no tokens, and both sides must be measured alike.
+            alike = tuple(replace(choice, token_ids=None, logprobs=None) for choice in ours.choices)
+            return gate.Answered(turn, replace(ours, choices=alike), gate.Given(turn.call.choices, None))
+        # The order alternates: latency is compared too, and the second policy finds the prompt in the engine's cache.
+        if place % 2:
+            theirs = answers_of(champion, turn)
+            return gate.Answered(turn, answers_of(candidate, turn), theirs)
+        return gate.Answered(turn, answers_of(candidate, turn), answers_of(champion, turn))
+
+    answers: list[gate.Answered] = []
+    with ThreadPoolExecutor(_GATE_CONCURRENCY) as pool:
+        for done, answered in enumerate(pool.map(both, range(len(turns)), turns), 1):
+            answers.append(answered)
+            run.progress("gate: answers", done, len(turns))
+    return answers

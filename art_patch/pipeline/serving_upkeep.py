@@ -1,6 +1,7 @@
 """Keeps a running server ready to serve: loads policies that it lacks, and takes over the route from a dead server.
 
-It also extends the search index, for a moment at a time.
+It also extends the search index, for a moment at a time, and logs decisions on policies and changes of the route,
+whoever made them (`DecisionLog`, which jobs use, too).
 
 The route, in the store, tells apps which server to call. If a project has several servers, the one that started last
 has the route. Another server takes it over:
@@ -23,11 +24,11 @@ from contextlib import suppress
 from threading import Event
 
 from art_patch import promotion, serving
+from art_patch._lib.events import event, route_turned
 from art_patch._lib.process import lives
 from art_patch.errors import ArtPatchError, EngineError
-from art_patch.pipeline.decision_log import DecisionLog
-from art_patch.store import Server, Store
-from art_patch.types import Route
+from art_patch.store import Ledger, Server, Store
+from art_patch.types import JSON, Route
 
 EVERY_S = 1.0  # seconds between two checks of the server, its policies and the route
 MISSES = 2
@@ -36,6 +37,8 @@ RETRY_S = 30.0  # seconds to wait after a failed load before the same policy is 
 BEAT_S = 5.0  # seconds between two signs of life of a server
 FORGET_S = 60.0  # the row of a server on another machine that gives no sign of life for so long is deleted
 INDEX_EVERY_S, INDEX_S = 10.0, 0.3  # how often, and how long at once, the search index is extended
+_DECISIONS_AT_ONCE = 100  # that a look reads first
+_EVENTS = {"champion": "promotion", "rejected": "rejection"}  # state -> name of the event in the log
 LEAVE_S = 5.0  # longest time for which a server that stops waits for another one to take the route
 
 log = logging.getLogger("art_patch.serve")
@@ -184,3 +187,50 @@ class ServingUpkeep:
         self._retry_at.pop(name, None)
         log.warning("%s must serve and was not loaded; it is loaded now", name)
         return True
+
+
+class DecisionLog:
+    """Remembers what was logged. A new one begins with what is decided after it was made.
+
+    If the store was put back from a backup meanwhile, numbers of decisions begin again at a lower one. What was decided
+    after the newest decision that was seen is then logged by its time.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Look at the ledger for the first time."""
+        self._ledger, self._route = ledger, ledger.route()
+        self._seen: JSON = next(iter(ledger.history(limit=1)), {"id": 0, "at": 0.0})
+
+    def look(self) -> None:
+        """Log what was decided since the last look, a line each; a store out of reach raises its errors."""
+        route, new = self._ledger.route(), self._new()
+        for move in reversed(new):
+            # One is gone back to without a test.
+            again = move["to_state"] == "champion" and move["from_state"] in ("retired", "learner")
+            earlier = self._ledger.history(limit=None, policy=move["policy"]) if again else []
+            again = any(each["to_state"] == "champion" and each["id"] < move["id"] for each in earlier)
+            self._seen = move
+            _log_move("rollback" if again else _EVENTS.get(move["to_state"], "decision"), move)
+        route_turned(self._route, route)
+        self._route = route
+
+    def _new(self) -> list[JSON]:
+        most = _DECISIONS_AT_ONCE
+        while True:
+            moves = self._ledger.history(limit=most)
+            if len(moves) < most or moves[-1]["id"] <= self._seen["id"]:
+                break
+            most *= 10
+        seen, is_seen = self._seen, any(all(move[key] == self._seen[key] for key in ("id", "at")) for move in moves)
+        if is_seen or not seen["id"]:
+            return [move for move in moves if move["id"] > seen["id"]]
+        self._seen = moves[0] if moves else {"id": 0, "at": seen["at"]}
+        return [move for move in moves if move["at"] > seen["at"]]
+
+
+def _log_move(kind: str, move: JSON) -> None:
+    names = {name: move[name] for name in ("policy", "from_state", "to_state", "who", "reason", "at")}
+    event(
+        "decisions", "%s: %s is %s now, it was %s, by %s: %s", kind, move["policy"], move["to_state"],
+        move["from_state"] or "new", move["who"], move["reason"], event=kind, **names,
+    )  # fmt: skip

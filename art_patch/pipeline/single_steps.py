@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 from art_patch import gate, promotion, rewards, serving, training
 from art_patch.errors import AdapterRejected, ConfigError, EngineError, NotFound
 from art_patch.pipeline import carry_over, gate_run, train_policy
-from art_patch.pipeline.cycle_lock import exclusive_cycle
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress, why_none_serves
+from art_patch.pipeline.running_cycle import exclusive_cycle
 from art_patch.store import Store
 from art_patch.types import JSON, Policy
 

@@ -71,13 +71,7 @@ class Trainer:
         self._one = threading.Lock()
 
     async def update(
-        self,
-        groups: Sequence[str],
-        config: TrainConfig,
-        *,
-        who: str,
-        progress: Progress,
-        evaluation: Sequence[str],
+        self, groups: Sequence[str], config: TrainConfig, *, who: str, progress: Progress, evaluation: Sequence[str]
     ) -> dict[str, Any]:
         """Train on these groups and return the update's record; its errors, or `TrainingError` for a dead process."""
         request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}

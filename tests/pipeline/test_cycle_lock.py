@@ -17,7 +17,7 @@ import pytest
 
 from art_patch._lib.process import Owner, lives, owning
 from art_patch.errors import Busy
-from art_patch.pipeline.cycle_lock import LEASE, exclusive_cycle, project_lock
+from art_patch.pipeline.running_cycle import LEASE, exclusive_cycle, project_lock
 from art_patch.store import Lease, Store, open_store
 from art_patch.types import TrajectoryInfo
 
@@ -28,7 +28,7 @@ ELSEWHERE = Owner("x", "elsewhere", 1, "another boot", "1")
 HOLD = """
 import sys, time
 from pathlib import Path
-from art_patch.pipeline.cycle_lock import exclusive_cycle
+from art_patch.pipeline.running_cycle import exclusive_cycle
 from art_patch.store import open_store
 
 with exclusive_cycle(open_store(sys.argv[1]), Path(sys.argv[2]), who="child"):

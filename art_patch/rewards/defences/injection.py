@@ -71,8 +71,7 @@ def _decoded(decode: Callable[[], bytes]) -> str:
 
 
 _LOOK_ALIKES = str.maketrans(
-    "асеорхуіјѕһԁӏкмтвнԛԝαειικνορτυχηωβγɪʀɢɴᴀᴇᴏᴜᴛᴍᴅᴊıłøđɡ",
-    "aceopxyijshdlkmtbhqwaeiikvoptuxnwbyirgnaeoutmdjilodg",
+    "асеорхуіјѕһԁӏкмтвнԛԝαειικνορτυχηωβγɪʀɢɴᴀᴇᴏᴜᴛᴍᴅᴊıłøđɡ", "aceopxyijshdlkmtbhqwaeiikvoptuxnwbyirgnaeoutmdjilodg"
 )
 _LEET = str.maketrans("013457@$!|", "oieastasil")
 _END = 4_000  # rarer disguises are looked for in so many characters at the start and at the end: each look takes time

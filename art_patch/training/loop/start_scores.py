@@ -56,11 +56,7 @@ def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ran
     cannot be read or written.
     """
     lessons = job.lessons
-    asked = {
-        "old": examples_of(lessons),
-        "eval_old": examples_of(job.evaluated),
-        "pairs": _pairs(job),
-    }
+    asked = {"old": examples_of(lessons), "eval_old": examples_of(job.evaluated), "pairs": _pairs(job)}
     found = read_file(directory / _START_FILE)
     arrays = found[0] if found else _computed(job, model, scorer, asked, ranks)
     if found is None and ranks.first:
