@@ -149,7 +149,7 @@ _EXEMPT = {
     "art_patch/cli/typed_options.py:_attribute_help": "docstrings of this package",
     "art_patch/demo/tiny_model.py:make_tokenizer": "escaped words, without a repetition",
     "art_patch/demo/tiny_model.py:conversation_tokenizer": "escaped words, without a repetition",
-    "art_patch/rollouts/environments/adapters.py:parse_action": (
+    "art_patch/rollouts/environments.py:parse_action": (
         "escaped names of actions, without a repetition; numbers of nine digits"
     ),
     "art_patch/patching/sdk/surfaces.py:compile_match": "the user's own",

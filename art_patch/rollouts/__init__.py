@@ -3,14 +3,14 @@
 | modules | in -> out |
 |---|---|
 | `client` | a call of the OpenAI SDK -> an answer with exact tokens in its choices; captures calls as a trajectory |
-| `trajectory`, `trajectory_group` | messages and choices -> rollouts, and groups of siblings with their exceptions |
+| `trajectory` | messages and choices -> rollouts |
+| `trajectory_group` | rollouts -> groups of siblings with their exceptions -> the store's own records, and metrics |
 | `at_once` | coroutines -> rollouts that run at the same time, with a progress bar, retries and limits |
-| `records` | groups -> the store's own records, and a line of mean metrics in `history.jsonl` |
 | `model`, `backend` | the classes that a script creates: the model, and the machine that trains and serves it |
 | `model_runtime` | a registered model -> its store, engine and trainer; does the work of `train`, `log`, `promote` |
 | `processes` | runs engine and trainer as child processes of the script; groups in the store -> a policy that serves |
 | `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
-| `environments` | games and simulators -> rollouts that are played in them |
+| `environments`, `grpo` | games and simulators -> rollouts that an agent plays in them -> the next policy |
 
 Training by hand uses the store, the update, the ledger and the engine of the automatic cycle. Two things differ: the
 script decides when to train and on what, and no gate run tests the policy.
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from art_patch.rollouts.at_once import limit_concurrency, retry
     from art_patch.rollouts.backend import LocalBackend, TrainingApi, start
     from art_patch.rollouts.client import auto_trajectory, capture_auto_trajectory
-    from art_patch.rollouts.environments.adapters import GymnasiumEnvironment, PettingZooEnvironment, same_policy
-    from art_patch.rollouts.environments.environment import Environment, IllegalAction
-    from art_patch.rollouts.environments.trainer import Agent, GRPOTrainer
+    from art_patch.rollouts.environments import (
+        Environment, GymnasiumEnvironment, IllegalAction, PettingZooEnvironment,
+    )
     from art_patch.rollouts.evaluation import Evaluation, evaluate
+    from art_patch.rollouts.grpo import Agent, GRPOTrainer, same_policy
     from art_patch.rollouts.model import Model, TrainableModel
     from art_patch.rollouts.model_runtime import TrainResult
     from art_patch.rollouts.trajectory import History, Messages, MessagesAndChoices, Tools, Trajectory

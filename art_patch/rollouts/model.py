@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
-from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, not_registered
-from art_patch.rollouts.records import history
+from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, history, not_registered
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.training import TrainConfig

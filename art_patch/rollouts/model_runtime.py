@@ -2,6 +2,9 @@
 
 The methods of a registered model (`train`, `log`, `promote`, ...) do their work here. If an engine serves the project
 already, it is used; otherwise `art-patch serve` is started, which ends together with this process.
+
+The file `history.jsonl`, in the project's directory, gets one JSON line for each call of `train` and `log`, so a step
+may have several lines. The names of metrics begin with their split: `val/reward`, `train/reward`, `train/loss`.
 """
 
 from __future__ import annotations
@@ -9,21 +12,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import getpass
+import json
 import logging
 import math
+import statistics
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors, policies, promotion, serving
+from art_patch._lib.atomic_files import private
 from art_patch.errors import ConfigError, EngineError, NotFound
-from art_patch.rollouts import processes, records
+from art_patch.rollouts import processes
 from art_patch.rollouts.at_once import bar
-from art_patch.rollouts.trajectory_group import TrajectoryGroup
+from art_patch.rollouts.trajectory_group import TrajectoryGroup, metrics_of, translate
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
 from art_patch.training import TrainConfig, require_evaluation
@@ -35,6 +43,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+HISTORY = "history.jsonl"
 _RECORDS_A_WRITE = 64  # in one transaction; more would keep other writers of the store waiting
 
 # Metrics of an update that are copied to the history and to a `TrainResult`.
@@ -133,7 +142,7 @@ class ModelRuntime:
             raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
         self._check_learnable(groups)
         began = await self.champion()
-        metrics = records.metrics_of(groups)
+        metrics = metrics_of(groups)
         ids = await self._keep(groups, {"split": "train", "step": began.step}, "scored")
         others = await self._keep(evaluation, {"split": "eval", "step": began.step}, "spent")
         with bar("train", 1) as shown:
@@ -160,7 +169,7 @@ class ModelRuntime:
         """Write groups that are never trained on, and a line with their metrics; see `Model.log`."""
         step = 0 if self._base is None else (await self.champion()).step
         await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
-        await self._note(split, {**records.metrics_of(groups), **metrics}, step)
+        await self._note(split, {**metrics_of(groups), **metrics}, step)
 
     @_on_store_thread
     def promote(self, name: str) -> Policy:
@@ -193,7 +202,7 @@ class ModelRuntime:
         """Reject all former champions but the best one, and delete their files; see `delete_checkpoints`."""
         ledger = self._opened().ledger
         left = [each for each in ledger.policies() if (each.model, each.state) == (self._name, "retired") and each.path]
-        best = records.best_step(self.directory, best_metric, [policy.step for policy in (*left, self._champion())])
+        best = best_step(self.directory, best_metric, [policy.step for policy in (*left, self._champion())])
         gone = [policy for policy in left if policy.step != best]
         reason = f"not the best by {best_metric}; deleted"
         # All are rejected before the first file goes: from then on no process promotes or loads one of them.
@@ -226,7 +235,7 @@ class ModelRuntime:
         for group in groups:
             if not group.trajectories:  # every rollout raised
                 continue
-            found = records.translate(group, about=about, held_out=state != "scored", at=now)
+            found = translate(group, about=about, held_out=state != "scored", at=now)
             # A trajectory before its calls and scores, which refer to it.
             rows = [row for each in found.trajectories for row in (each.info, *each.calls, *each.scores)]
             for begin in range(0, len(rows), _RECORDS_A_WRITE):
@@ -239,7 +248,7 @@ class ModelRuntime:
     @_on_store_thread
     def _note(self, split: str, metrics: Mapping[str, float], step: int) -> None:
         # On this thread too, so that lines of the history come in the order of the calls.
-        records.note(self.directory, step=step, split=split, metrics=metrics, at=time.time())
+        note(self.directory, step=step, split=split, metrics=metrics, at=time.time())
 
     # The methods below run on the store's thread.
 
@@ -328,3 +337,42 @@ class ModelRuntime:
 def not_registered(model: str) -> ConfigError:
     """Return the error to raise where a model must be registered first; `model` is its name."""
     return ConfigError(f"{model} is not registered; call `await model.register(backend)` first")
+
+
+# --- the history ---
+
+
+def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
+    """Append one line with the metrics of a step to the history file; `at` is in seconds since the epoch."""
+    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # One short write at the end of the file: lines of two scripts do not mix.
+    with open(directory / HISTORY, "a", opener=private) as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def history(directory: Path, metric: str) -> list[tuple[int, float]]:
+    """Return (step, mean value) of a metric, by step, for each step that has the metric."""
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for line in _lines(directory / HISTORY):
+        if isinstance(value := line.get(metric), int | float):
+            values[line["step"]].append(value)
+    return [(step, statistics.fmean(values[step])) for step in sorted(values)]
+
+
+def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
+    """Return the step, among `steps`, with the highest mean of a metric; `None` if no step has the metric."""
+    means = dict(history(directory, metric))
+    # Of equal means the latest step, which has learned more.
+    return max(means.keys() & set(steps), key=lambda step: (means[step], step), default=None)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            read: Any = json.loads(line)
+        except ValueError:  # cut off by a full disk or a kill
+            continue
+        # The file is the user's to edit; a line of another form is passed over.
+        if isinstance(read, dict) and isinstance(read.get("step"), int):
+            yield read

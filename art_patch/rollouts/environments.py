@@ -1,21 +1,110 @@
-"""Lets a language model play environments of the packages `gymnasium` and `pettingzoo`: states and actions become text.
+"""The class `Environment`, which a script extends, and adapters that show `gymnasium` and `pettingzoo` as text.
 
-A state is an `Observation`. Its text is the environment's drawing (`render_mode="ansi"`), or without a drawing the
-observation itself, followed by the legal actions. In a `Discrete` action space an action is named by its number or by a
-name from the script. If an answer names several actions, the last one is played, so that a model may reason before it
-decides. Override `describe` and `parse_action` for better wording; other action spaces need their own `parse_action`.
+- **The seed is the scenario.** Episodes with the same seed are siblings and are compared with each other, so `reset`
+  must begin each of them in the same state. After that, chance may differ between them.
+- **Illegal actions.** If an answer is not a legal action, `parse_action` raises a `ValueError`, or `step` raises an
+  `IllegalAction` before it changes anything. The agent gets the error message and is asked again, up to `attempts`
+  times in all. After the last attempt the episode ends, and `illegal_reward` is added to its reward.
+- **Any other exception is a failure.** It is kept in the group's `exceptions`, and the episode is not trained on. The
+  environment is closed and not used again, because its state is unknown.
+- **Plain or async.** `reset`, `step` and `close` may be coroutine functions. Plain methods of one environment all run
+  in one thread of its own, so they may be slow, and may hold objects that are bound to one thread.
+
+An environment plays one episode at a time, and is then reused for the next.
+
+In an adapter, a state is an `Observation`. Its text is the environment's drawing (`render_mode="ansi"`), or without a
+drawing the observation itself, followed by the legal actions. In a `Discrete` action space an action is named by its
+number or by a name from the script. If an answer names several actions, the last one is played, so that a model may
+reason before it decides. Override `describe` and `parse_action` for better wording; other action spaces need their own
+`parse_action`.
 """
 
+import asyncio
 import inspect
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments.environment import Environment, IllegalAction, OwnThread, Step
-from art_patch.rollouts.environments.trainer import Agent
+
+T = TypeVar("T")
+StateT = TypeVar("StateT")
+ActionT = TypeVar("ActionT")
+
+Step = tuple[StateT, float, bool, Mapping[str, Any]]
+"""State, reward, done, info."""
+
+
+class IllegalAction(ValueError):
+    """An answer names no action, or an action that is not possible now; the error message is sent to the agent."""
+
+
+class Environment(Generic[StateT, ActionT]):
+    """A game or simulator in which an agent acts; a script extends this class.
+
+    Attributes:
+        instructions: the rules of the game, sent as the system message of each conversation; empty for no such message.
+        attempts: how often the agent may answer in one state until an answer is a legal action.
+        illegal_reward: added to the episode's reward if no attempt was legal, which ends the episode.
+    """
+
+    instructions: str = ""
+    # Class attributes, so that a script's class can set them without a constructor.
+    attempts: int = 1
+    illegal_reward: float = -1.0
+
+    def reset(self, seed: int) -> StateT | Awaitable[StateT]:
+        """Start an episode and return its first state, which must be the same whenever the seed is the same."""
+        raise NotImplementedError(f"{type(self).__name__} has no reset(seed)")
+
+    def step(self, action: ActionT) -> Step[StateT] | Awaitable[Step[StateT]]:
+        """Play an action; return the next state, the reward of this step, whether the episode is done, and the info.
+
+        Numbers in `info["metrics"]` become metrics of the trajectory; if two steps set the same metric, the later value
+        counts. Raise an `IllegalAction`, before anything changes, if the action is not possible in this state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step(action)")
+
+    def close(self) -> Awaitable[None] | None:
+        """Free the resources of the environment; no other method is called after this one."""
+        return None
+
+    def describe(self, state: StateT) -> str:
+        """Return the text that the agent is sent for a state; unless overridden, `str(state)`."""
+        return str(state)
+
+    def parse_action(self, answer: str, state: StateT) -> ActionT:
+        """Return the action that the answer means; a `ValueError`, which the agent is told, if none."""
+        found: Any = answer.strip()
+        return found
+
+
+class OwnThread:
+    """A thread that runs one call at a time, so that the event loop is not blocked; the first call starts it."""
+
+    def __init__(self) -> None:
+        # One thread for all calls: an environment may hold objects of one thread, such as a connection to SQLite.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="art-patch-environment")
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call the function in the thread and return its result; if the caller is cancelled, the call runs on."""
+        # `run_in_executor` does not carry context variables over, as `asyncio.to_thread` does.
+        call = partial(copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def end(self, last: Callable[[], object] | None = None) -> None:
+        """Let the thread finish its queued calls, then call `last` and end; does not wait for any of that."""
+        if last is not None:
+            self._executor.submit(last)
+        self._executor.shutdown(wait=False)
+
+
+# --- adapters ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,20 +338,3 @@ def random_action(environment: PettingZooEnvironment, state: Observation) -> Any
     # The space has a generator of its own, which would not follow the seed of the episode.
     state.space.seed(environment.random.randrange(2**31))
     return state.space.sample()
-
-
-def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
-    """Return a function that plays the other players with the agent's own model, for self-play.
-
-    Each move is a conversation of its own. If the model's answer is no legal action, a random one is played.
-    """
-
-    async def other(environment: PettingZooEnvironment, state: Observation) -> Any:
-        conversation = agent.begin(environment.instructions)
-        answer = await agent.select_action(environment.describe(state), conversation)
-        try:
-            return environment.parse_action(answer, state)
-        except ValueError:
-            return random_action(environment, state)
-
-    return other

@@ -13,10 +13,16 @@ The reward of an episode is the sum of the rewards of its steps. Its metrics are
 those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group.
 """
 
+import asyncio
+import copy
+import inspect
 import json
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,12 +31,24 @@ from openai.types.chat.chat_completion import Choice
 
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments import environment as environments
+from art_patch.rollouts.environments import (
+    Environment,
+    IllegalAction,
+    Observation,
+    OwnThread,
+    PettingZooEnvironment,
+    Step,
+    random_action,
+)
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
 from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.rollouts.trajectory_group import PendingGroup, TrajectoryGroup, gather_trajectory_groups
 from art_patch.training import TrainConfig
+
+_log = logging.getLogger(__name__)
+
+Make = Callable[[], Environment[Any, Any]]
 
 
 class Agent:
@@ -77,7 +95,110 @@ class Agent:
         return answer.choices[0]
 
 
-async def play(worker: environments.Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
+def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
+    """Return a function that plays the other players with the agent's own model, for self-play.
+
+    Each move is a conversation of its own. If the model's answer is no legal action, a random one is played.
+    """
+
+    async def other(environment: PettingZooEnvironment, state: Observation) -> Any:
+        conversation = agent.begin(environment.instructions)
+        answer = await agent.select_action(environment.describe(state), conversation)
+        try:
+            return environment.parse_action(answer, state)
+        except ValueError:
+            return random_action(environment, state)
+
+    return other
+
+
+class Worker:
+    """One environment and the thread in which it runs; the thread creates the environment when it is first needed."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._thread = OwnThread()
+        self._environment: Environment[Any, Any] | None = None
+
+    async def environment(self) -> Environment[Any, Any]:
+        """Return the environment; the first call creates it in the worker's thread."""
+        if self._environment is None:
+            self._environment = await self._thread.run(self._make)
+        return self._environment
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the environment: coroutine functions on the event loop, others in the worker's thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        return await self._thread.run(function, *args)
+
+    async def close(self) -> None:
+        """Close the environment, unawaited in its thread unless it is a coroutine function, and end the thread."""
+        environment, self._environment = self._environment, None
+        if environment is None:
+            self._thread.end()
+        elif inspect.iscoroutinefunction(environment.close):
+            self._thread.end()
+            with _logged(environment):
+                await environment.close()
+        else:
+            # Behind a call that may still run: a cancelled episode leaves its thread in the middle of `step`.
+            self._thread.end(_logged(environment)(environment.close))
+
+
+class EnvironmentPool:
+    """A pool of at most `most` environments that play at the same time; each is reused for the next episode."""
+
+    def __init__(self, make: Make, most: int) -> None:
+        self._make = make
+        self._gate = asyncio.Semaphore(most)
+        self._free: list[Worker] = []
+
+    @asynccontextmanager
+    async def one(self) -> AsyncGenerator[Worker]:
+        """Wait until fewer than `most` episodes run, and yield a worker; it is closed if the block raises."""
+        async with self._gate:
+            worker = self._free.pop() if self._free else Worker(self._make)
+            try:
+                yield worker
+            except BaseException:
+                await worker.close()
+                raise
+            # Only here, after an episode without an error; `reset` begins the next one from any state.
+            self._free.append(worker)
+
+    async def close(self) -> None:
+        """Close all environments that are not playing."""
+        while self._free:
+            await self._free.pop().close()
+
+
+def maker_of(environment: Environment[Any, Any] | Make) -> Make:
+    """Return a function that creates environments: `environment` itself, or one that makes deep copies of it."""
+    if not isinstance(environment, Environment):
+        if not callable(environment):
+            raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")
+        return environment
+    copied = partial(copy.deepcopy, environment)
+    try:
+        copied()  # tried once here, so that the script hears of it before the first episode
+    except Exception as error:  # of the script's own __deepcopy__, or of locks and files, which have no copies
+        raise ConfigError(
+            f"{type(environment).__name__} cannot be copied for episodes that run at once ({error}); "
+            "give its class, or a function without arguments that makes one"
+        ) from error
+    return copied
+
+
+@contextmanager
+def _logged(environment: Environment[Any, Any]) -> Generator[None]:
+    try:
+        yield
+    except Exception:  # the script's own code; the episode's result, or its error, must not be lost for it
+        _log.warning("%s did not close", type(environment).__name__, exc_info=True)
+
+
+async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
     """Play one episode until it is done or has `max_steps` steps."""
     environment = await worker.environment()
     if environment.attempts < 1:
@@ -105,9 +226,7 @@ async def play(worker: environments.Worker, agent: Agent, seed: int, *, max_step
     return trajectory.finish()
 
 
-async def _one_step(
-    worker: environments.Worker, agent: Agent, trajectory: Trajectory, state: Any
-) -> environments.Step[Any] | None:
+async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state: Any) -> Step[Any] | None:
     """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
     environment = await worker.environment()
     asked = described = await worker.call(environment.describe, state)
@@ -121,7 +240,7 @@ async def _one_step(
         try:
             return await worker.call(environment.step, action)
         # Only this error: a ValueError of `step` is a mistake of the environment, which may have changed its state.
-        except environments.IllegalAction as error:
+        except IllegalAction as error:
             asked = f"{error}\n\n{described}"
     return None
 
@@ -132,7 +251,7 @@ class GRPOTrainer:
     def __init__(
         self,
         agent: Agent,
-        environment: environments.Environment[Any, Any] | environments.Make,
+        environment: Environment[Any, Any] | Make,
         learning_rate: float | None = None,
         batch_size: int | None = None,
         episodes_per_batch: int = 64,
@@ -165,7 +284,7 @@ class GRPOTrainer:
         """
         self.agent = agent
         self.updates = 0
-        self._make = environments.maker_of(environment)
+        self._make = maker_of(environment)
         given = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._config = replace(config or TrainConfig(), **changes)
@@ -195,7 +314,7 @@ class GRPOTrainer:
                 next training seeds, whose groups `update_policy` takes.
         """
         chosen = self._next_seeds() if seeds is None else list(seeds)
-        pool = environments.EnvironmentPool(self._make, self._parallel)
+        pool = EnvironmentPool(self._make, self._parallel)
 
         async def episode(seed: int) -> Trajectory:
             async with pool.one() as worker:
