@@ -23,18 +23,16 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from art_patch import pipeline
 from art_patch._lib.version import __version__
 from art_patch._lib.words import one_line
 from art_patch.errors import ArtPatchError, NotFound, StoreError
 from art_patch.types import JSON
 from art_patch.web import system, templates
 from art_patch.web.access import Access, RequestGuard, Role, Session
-from art_patch.web.acting import Acting, Done
-from art_patch.web.actions import ACTIONS, Action
-from art_patch.web.live import Live
-from art_patch.web.marks import marks_of
+from art_patch.web.actions import ACTIONS, Acting, Action
+from art_patch.web.live import Live, Marks
 from art_patch.web.pages import PAGES, Page, openapi
-from art_patch.web.paths import use_ids
 from art_patch.web.projects import Asked, Project
 
 log = logging.getLogger("art_patch.web")
@@ -44,6 +42,23 @@ _MOST_FORM = 1 << 20  # bytes
 _PATIENT = 8  # requests that may wait for an engine at once
 
 _T = TypeVar("_T")
+
+
+def marks_of(project: Project) -> Callable[[], Marks]:
+    """Return the function that tells `Live` what of a store, and of a project's directory, may have changed."""
+
+    def look() -> Marks:
+        paths = [project.settings.directory / name for name in (pipeline.RUNNING, "cycles", pipeline.LAST_RETRAIN)]
+        files = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+        marks = project.store.changes.marks()
+        project.notice(marks)
+        return marks | {"cycle": tuple(files)}
+
+    return look
+
+
+def _ids(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.path_params.items() if name != "project"}
 
 
 def _path_back(request: Request, here: str) -> str:
@@ -69,7 +84,7 @@ class WebApp:
 
     def asgi(self, *, origin: str | None = None) -> Any:
         """Return the application; `origin` is the address that browsers use, if a proxy stands before it."""
-        use_ids()
+        templates.use_ids()
         html = [Route(f"/p/{{project}}/{page.path}", self._page(page), methods=["GET"]) for page in PAGES]
         data = [
             Route(f"/api/v1/{{project}}/{page.path}".rstrip("/"), self._json(page), methods=["GET"]) for page in PAGES
@@ -90,10 +105,7 @@ class WebApp:
                 Route("/p/{project}", self._first_page, methods=["GET"]),
                 Mount("/static", _Assets(directory=STATIC)),
             ],
-            exception_handlers={
-                HTTPException: self._refused, ArtPatchError: self._failed, RecursionError: self._too_deep,
-                Exception: self._broke,
-            },
+            exception_handlers=dict.fromkeys((HTTPException, ArtPatchError, RecursionError, Exception), _failed),
         )  # fmt: skip
         app.router.redirect_slashes = False  # its redirects name the address that a proxy connects to
         return RequestGuard(app, origin=origin)
@@ -108,6 +120,9 @@ class WebApp:
         if session is None:
             raise HTTPException(401, "open the link that `art-patch web` printed; it prints another one if you run it")
         return session
+
+    def _mine(self, session: Session) -> list[str]:
+        return sorted(session.roles.keys() & self.projects.keys())
 
     def _project(self, request: Request) -> tuple[Project, Role, Session]:
         session, name = self._session(request), request.path_params["project"]
@@ -148,7 +163,7 @@ class WebApp:
         session = self.access.session(request)
         if session is None:
             return RedirectResponse("/enter", status_code=303)
-        mine = sorted(session.roles.keys() & self.projects.keys())
+        mine = self._mine(session)
         if len(mine) == 1:
             return RedirectResponse(f"/p/{mine[0]}/", status_code=303)
         return templates.html("projects", {"projects": mine, "title": "Projects", "csrf": session.csrf})
@@ -159,13 +174,12 @@ class WebApp:
 
     async def _facts(self, page: Page, request: Request) -> tuple[JSON, Asked, Session]:
         project, role, session = self._project(request)
-        ids = {name: value for name, value in request.path_params.items() if name != "project"}
         try:
             query = page.query.model_validate(dict(request.query_params))
         except ValidationError as error:
             first = error.errors()[0]
             raise HTTPException(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        asked = Asked(project, ids, query, role, self._clock())
+        asked = Asked(project, _ids(request), query, role, self._clock())
         return await self._in_thread(page.waits, lambda: page.facts(asked)), asked, session
 
     def _page(self, page: Page) -> Callable[[Request], Any]:
@@ -174,7 +188,7 @@ class WebApp:
             about = {
                 "facts": facts, "page": page, "pages": PAGES, "title": page.title, "project": asked.project.name,
                 "role": asked.role, "csrf": session.csrf, "now": asked.now, "query": asked.query,
-                "others": sorted(session.roles.keys() & self.projects.keys()), "base": f"/p/{asked.project.name}",
+                "others": self._mine(session), "base": f"/p/{asked.project.name}",
                 "said": session.said,
             }  # fmt: skip
             if not request.headers.get("hx-request"):  # else it replaces a part of a page, and this stands outside
@@ -193,7 +207,7 @@ class WebApp:
     async def _status(self, request: Request) -> Response:
         """Answer with the facts of the first page: of the project that the query names, or of the only one."""
         session = self._session(request)
-        mine = sorted(session.roles.keys() & self.projects.keys())
+        mine = self._mine(session)
         name = request.query_params.get("project") or (mine[0] if len(mine) == 1 else "")
         if name not in mine:
             raise HTTPException(404, f"name one of your projects: /status?project=NAME, of {', '.join(mine)}")
@@ -239,10 +253,8 @@ class WebApp:
     def _action(self, action: Action) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
             project, session, form = await self._acting(request)
-            ids = {name: value for name, value in request.path_params.items() if name != "project"}
-            acting = Acting(project, ids, form, self._clock())
-            said = await self._in_thread(action.waits, lambda: action.act(acting))
-            done = Done(said) if isinstance(said, str) else said
+            acting = Acting(project, _ids(request), form, self._clock())
+            done = await self._in_thread(action.waits, lambda: action.act(acting))
             if action.forgets:
                 project.forget()
             if request.headers.get("hx-request"):
@@ -254,22 +266,19 @@ class WebApp:
 
         return act
 
-    # --- errors ---
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _error(request, error.status_code, str(error.detail))
-
-    async def _failed(self, request: Request, error: Exception) -> Response:
-        status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, StoreError) else 409
-        return _error(request, status, str(error))
-
-    async def _too_deep(self, request: Request, error: Exception) -> Response:
-        return _error(request, 422, "what was recorded here is nested too deep to be shown")
-
-    async def _broke(self, request: Request, error: Exception) -> Response:
-        log.error("%s could not be answered", one_line(request.url.path), exc_info=error)
-        return _error(request, 500, "the page could not be made; the server's log says why")
+async def _failed(request: Request, error: Exception) -> Response:
+    match error:
+        case HTTPException():
+            return _error(request, error.status_code, str(error.detail))
+        case ArtPatchError():
+            status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, StoreError) else 409
+            return _error(request, status, str(error))
+        case RecursionError():
+            return _error(request, 422, "what was recorded here is nested too deep to be shown")
+        case _:
+            log.error("%s could not be answered", one_line(request.url.path), exc_info=error)
+            return _error(request, 500, "the page could not be made; the server's log says why")
 
 
 def _error(request: Request, status: int, words: str) -> Response:

@@ -1,21 +1,30 @@
-"""Updates and cycles: what the last ones did, how far the one is that runs, and what the next one waits for."""
+"""Updates and cycles: what the last ones did, how far the one is that runs, what the next one waits for, and its start.
+
+A cycle is started as the command line would: as a process of its own, which goes on if this server ends.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel, Field
 
-from art_patch import insights, pipeline
+from art_patch import insights, pipeline, store
 from art_patch._lib.loose_json import as_count, as_number, as_object, objects
-from art_patch.errors import NotFound
+from art_patch._lib.process import lives
+from art_patch.errors import Busy, NotFound
+from art_patch.settings import Settings, variable_of
 from art_patch.types import JSON
-from art_patch.web import cycle_actions
-from art_patch.web.gates import gate_facts, scale_of
-from art_patch.web.projects import Asked, Query
-from art_patch.web.readable import Count, Number, readable
+from art_patch.web.gates import Count, Number, gate_facts, readable, scale_of
+from art_patch.web.projects import Asked, Project, Query
 
 _FRESH_S = 2.0
 _LOG_LINES = 40
@@ -31,6 +40,11 @@ CURVES = (
 """Name in the history of an update, title of its curve, and a note."""
 
 _GATES = ("gate", "upstream_gate")
+_CYCLE = "cycle"  # name of the lease that a cycle holds
+
+# By the project's directory: the newest process, and when it was started.
+_started: dict[Path, tuple[subprocess.Popen[bytes], float]] = {}
+_lock = threading.Lock()
 
 
 class CyclesQuery(Query):
@@ -64,7 +78,7 @@ def running(asked: Asked) -> JSON | None:
     """Return the cycle that runs, with its stages so far; one that a page has just started may have none yet."""
     now, found = asked.now, pipeline.read_running(asked.settings.directory)
     if found is None:
-        return {"who": None, "since": None, "stages": []} if cycle_actions.is_starting(asked.project) else None
+        return {"who": None, "since": None, "stages": []} if is_starting(asked.project) else None
     stages: list[JSON] = []
     for name, given in as_object(found.get("stages")).items():
         its, _ = readable(_Stage, given)
@@ -117,13 +131,66 @@ def one(asked: Asked) -> JSON:
 
 def start(asked: Asked) -> JSON:
     """Return what would happen if a cycle were started now."""
-    command, log = cycle_actions.command_of(asked.settings), asked.settings.directory / insights.JOB_LOG
+    command, log = command_of(asked.settings), asked.settings.directory / insights.JOB_LOG
     return {
-        "refused": cycle_actions.why_not(asked.project),
+        "refused": why_not(asked.project),
         "waits": insights.waits_for(asked.settings, asked.store),
         "command": " ".join(command[command.index("art_patch") + 1 :]),
         "log": str(log),
     }
+
+
+def start_process(project: Project, who: str) -> subprocess.Popen[bytes]:
+    """Start `art-patch retrain` in the name of `who`; its output goes to the log of the scheduled job.
+
+    Raises `Busy` if a cycle runs, as far as one can tell here; the command itself makes sure of it.
+    """
+    settings = project.settings
+    with _lock:
+        if (why := why_not(project)) is not None:
+            raise Busy(why)
+        known = {"project": settings.project, "home": str(settings.directory.parent.absolute())}
+        if settings.store is not None:
+            known["store"] = store.absolute_url(settings.store)
+        variables = {variable_of(field): value for field, value in known.items()}
+        with open(settings.directory / insights.JOB_LOG, "ab", opener=_private) as log:
+            process = subprocess.Popen(
+                [*command_of(settings), f"--who={who}"],
+                env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        _started[settings.directory] = process, time.time()
+    # So that the process leaves no zombie behind.
+    threading.Thread(target=process.wait, name="art_patch-web-cycle", daemon=True).start()
+    return process
+
+
+def command_of(settings: Settings) -> list[str]:
+    """Return the command that runs a cycle of this project."""
+    return [sys.executable, "-P", "-m", "art_patch", "retrain", "--project", settings.project]
+
+
+def why_not(project: Project) -> str | None:
+    """Return why no cycle can be started now; `None` if one can."""
+    if is_starting(project) or pipeline.read_running(project.settings.directory) is not None:
+        return "a cycle is running; start another one when it is done"
+    owner = project.store.leases.read(_CYCLE).owner
+    if owner is not None and lives(owner):
+        return f"a cycle is running on this store ({owner}); start another one when it is done"
+    return None
+
+
+def is_starting(project: Project) -> bool:
+    """Whether a process that this server has started still runs, and has not noted its end yet."""
+    process, since = _started.get(project.settings.directory, (None, 0.0))
+    if process is None or process.poll() is not None:
+        return False
+    last = pipeline.last_retrain(project.settings.directory)
+    return last is None or last["ended_at"] < since
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _timeline(stages_s: JSON) -> list[JSON]:

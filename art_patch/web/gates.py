@@ -5,20 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_patch import gate as gate_test
 from art_patch import insights
+from art_patch._lib.loose_json import as_object
 from art_patch.store import GateTurn, Store
 from art_patch.types import JSON
-from art_patch.web.readable import Count, Number, readable
 from art_patch.web.word_diff import compared
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+
+_M = TypeVar("_M", bound=BaseModel)
 
 _LEAST_SCALE = 0.05
 _MOST_SHOWN = 8  # held-out scenarios that were lost, and won
 _MOST_TURNS = 2  # of a scenario
+
+
+def readable(model: type[_M], value: Any) -> tuple[_M, list[str]]:
+    """Return a model whose fields all have defaults, and the names of the fields of `value` that could not be read.
+
+    `value` is JSON that somebody may have damaged.
+    """
+    # What is no finite number was not measured.
+    its = {name: each for name, each in as_object(value).items() if not isinstance(each, float) or math.isfinite(each)}
+    try:
+        return model.model_validate(its, strict=True), []
+    except ValidationError as error:
+        unread = sorted({str(each["loc"][0]) for each in error.errors()})
+        rest = {name: each for name, each in its.items() if name not in unread}
+        return model.model_validate(rest, strict=True), unread
 
 
 class _Part(BaseModel):

@@ -13,8 +13,8 @@ from art_patch import insights, rewards, store
 from art_patch.errors import NotFound
 from art_patch.trajectories import transcript
 from art_patch.types import JSON
-from art_patch.web.paths import key_of_field
 from art_patch.web.projects import Asked, Query
+from art_patch.web.templates import key_of_field
 from art_patch.web.word_diff import compared
 
 _FRESH_S = 5.0
@@ -53,7 +53,10 @@ def facts(asked: Asked) -> JSON:
     shown = lines[:_PAGE]
     states = asked.project.kept("groups by state", _FRESH_S, asked.store.groups.states)
     return {
-        "states": [{"state": state, "groups": count, "means": _means(state)} for state, count in states.items()],
+        "states": [
+            {"state": state, "groups": count, "means": insights.state_in_words(state)}
+            for state, count in states.items()
+        ],
         "groups": [asdict(line) for line in shown],
         "before": shown[-1].id if len(lines) > _PAGE else None,  # of the next page
     }
@@ -79,7 +82,7 @@ def one(asked: Asked) -> JSON:
         sibling["both_ways"] = _ranked(ways, sibling["id"])
     return its | {
         "siblings": siblings,
-        "means": _means(group.state),
+        "means": insights.state_in_words(group.state),
         "way": insights.way_in_words(group.how),
         "updates": [_update(opened, name, lessons) for name in group.trained],
         "why_not": None if group.trained else _why_not(group),
@@ -88,10 +91,6 @@ def one(asked: Asked) -> JSON:
         "noise": seconds[-1].get("noise") if seconds else None,
         "compared": _compared(opened, siblings, asked.query),
     }
-
-
-def _means(state: str) -> str:
-    return insights.state_in_words(state)
 
 
 def _update(opened: store.Store, name: str, lessons: Sequence[store.Taught]) -> JSON:
@@ -112,7 +111,7 @@ def _why_not(group: store.GroupFacts) -> str:
         return "it is held out: the gate compares policies on it, so no update may learn from it"
     if group.state == "scored":
         return "no update has come to it yet: the next cycle may learn from it"
-    return group.reason or _means(group.state)
+    return group.reason or insights.state_in_words(group.state)
 
 
 def _ranked(ways: dict[str, tuple[float, float]], run: str) -> JSON | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_patch.types import JSON
-from art_patch.web import cycles, groups, overview, policies, review, run, run_actions, runs, system
+from art_patch.web import actions, cycles, groups, overview, policies, review, run, runs, system
 from art_patch.web.projects import Asked, Query
 
 Facts = Callable[[Asked], JSON]
@@ -54,13 +54,13 @@ PAGES: tuple[Page, ...] = (
         query=run.RunQuery, is_in_menu=False,
     ),
     Page(
-        "erase_run", "erase-run/{id:any}", "Erase a run", run_actions.erasure_facts,
+        "erase_run", "erase-run/{id:any}", "Erase a run", actions.erasure_facts,
         "What an erasure of a run would delete, and where copies of it are.", is_in_menu=False,
     ),
     Page(
-        "run_test", "run-test/{id:any}", "A test of the suite", run_actions.suite_facts,
+        "run_test", "run-test/{id:any}", "A test of the suite", actions.suite_facts,
         "The line of a suite that asks every candidate the prompt of a call of a run.",
-        query=run_actions.SuiteQuery, is_in_menu=False,
+        query=actions.SuiteQuery, is_in_menu=False,
     ),
     Page(
         "groups", "groups", "Groups", groups.facts,

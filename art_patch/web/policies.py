@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import Field
 
 from art_patch import insights, pipeline, promotion, store, types
 from art_patch.errors import ArtPatchError, ConfigError, NotFound
+from art_patch.settings import Settings
 from art_patch.types import JSON
 from art_patch.web.gates import gate_facts, prompts, scale_of
 from art_patch.web.projects import Asked, Query
@@ -19,6 +20,9 @@ _SEEN_S = 90.0  # an app process that has reported within this time runs
 _MOVES = 20
 
 What = Literal["promote", "canary", "shadow", "reject", "rollback"]
+_MOVES_TO: dict[What, types.PolicyState] = {
+    "canary": "canary", "shadow": "shadow", "promote": "champion", "reject": "rejected",
+}  # fmt: skip
 
 
 class PoliciesQuery(Query):
@@ -79,12 +83,14 @@ def facts(asked: Asked) -> JSON:
 def one(asked: Asked) -> JSON:
     """Return the facts of one policy."""
     name, opened, kept = asked.ids["id"], asked.store, asked.project.kept
-    if opened.ledger.policy(name) is None:
-        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    _known(opened, name)
     learned = kept(f"learned {name}", _FRESH_S, lambda: opened.reports.learned(name))
     story, route = insights.story_of(opened, name, now=asked.now, learned=learned), opened.ledger.route()
     policy, metrics = story.policy, cast("dict[str, Any]", story.policy.metrics)
-    is_tested = route.challenger == name
+
+    def test() -> JSON | None:
+        return insights.running_test(asked.settings, opened, now=asked.now)
+
     gates = {key: found for key in ("gate", "upstream_gate") if (found := gate_facts(metrics.get(key))) is not None}
     return {
         "name": name,
@@ -102,7 +108,7 @@ def one(asked: Asked) -> JSON:
         "gates": gates,
         "scale": scale_of(gates.values()),
         "prompts": {key: prompts(name, its, opened) for key, its in gates.items()},
-        "test": kept(f"test {name}", _TEST_FRESH_S, lambda: _test(asked)) if is_tested else None,
+        "test": kept(f"test {name}", _TEST_FRESH_S, test) if route.challenger == name else None,
         "watched": (watch := metrics.get("watch")),
         "watched_words": insights.canary_in_words(watch) if watch else None,
         "control": _control(asked, route) if route.champion == name else None,
@@ -115,11 +121,10 @@ def one(asked: Asked) -> JSON:
 def answers(asked: Asked) -> JSON:
     """Return prompts of the app's traffic that the policy and another one both answered, with both answers."""
     name, opened = asked.ids["id"], asked.store
-    if (policy := opened.ledger.policy(name)) is None:
-        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    policy = _known(opened, name)
     beside = asked.query.beside or policy.parent or types.UPSTREAM_ARM
-    if beside != types.UPSTREAM_ARM and opened.ledger.policy(beside) is None:
-        raise NotFound(f"there is no policy {beside!r}; `art-patch policies` lists them")
+    if beside != types.UPSTREAM_ARM:
+        _known(opened, beside)
 
     def ids() -> tuple[int, list[tuple[tuple[str, str], tuple[str, str]]]]:
         rival = None if beside == types.UPSTREAM_ARM else beside
@@ -146,14 +151,16 @@ def answers(asked: Asked) -> JSON:
     }
 
 
+def _known(opened: store.Store, name: str) -> types.Policy:
+    if (policy := opened.ledger.policy(name)) is None:
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    return policy
+
+
 def _answer(call: types.Call) -> JSON:
     texts = [insights.words_of(choice.message) for choice in call.choices]
-    return {
-        "run": call.trajectory_id,
-        "texts": texts,
-        "duration_ms": call.duration_ms,
-        "tokens": call.completion_tokens,
-    }
+    about = {"duration_ms": call.duration_ms, "tokens": call.completion_tokens}
+    return {"run": call.trajectory_id, "texts": texts, **about}
 
 
 def decide(asked: Asked) -> JSON:
@@ -162,15 +169,12 @@ def decide(asked: Asked) -> JSON:
     refused, words, careful = None, list[str](), list[str]()
     rewards: JSON | None = {}
     try:
-        words, pair, chosen = words_of(asked.settings, asked.store, query)
+        words, pair, chosen = decided(asked.settings, ledger, query)
         careful, rewards = _careful(asked, pair, chosen)
     except ArtPatchError as error:
         refused = str(error)
     return {
-        "what": query.what,
-        "policy": query.policy,
-        "percent": query.percent,
-        "to": query.to,
+        **query.model_dump(),
         "refused": refused,
         "words": words,
         "careful": careful,
@@ -180,32 +184,42 @@ def decide(asked: Asked) -> JSON:
     }
 
 
-def words_of(
-    settings: Any, opened: store.Store, query: DecideQuery
-) -> tuple[list[str], tuple[str, str] | None, types.Policy | None]:
-    """Return what a decision would bring; who answers now and then, if another one does; and the policy.
+class Decided(NamedTuple):
+    """What a decision brings."""
 
-    Raises what the decision itself would raise.
+    words: list[str]
+    pair: tuple[str, str] | None = None  # who answers before and after it, if another one does
+    policy: types.Policy | None = None  # that is promoted, or tested
+
+
+def decided(
+    settings: Settings, ledger: store.Ledger, query: DecideQuery, *, who: str | None = None, reason: str = ""
+) -> Decided:
+    """Make a decision, as the commands of these names do; without `who`, only return what it would bring.
+
+    Raises what the decision raises.
     """
-    ledger = opened.ledger
+    asked: dict[str, Any] = {"who": who or "", "dry_run": who is None}
     if query.what == "rollback":
-        done = pipeline.roll_back(settings, ledger, to=query.to or None, who="", reason="", dry_run=True)
+        done = pipeline.roll_back(
+            settings, ledger, to=query.to or None, reason=reason or "rolled back by hand", **asked
+        )
         pair = (done.before, done.target) if done.before != done.target else None
-        return [each for each in insights.rolled_back_in_words(done) if each], pair, None
+        return Decided([each for each in insights.rolled_back_in_words(done) if each], pair)
     if not query.policy:
         raise ConfigError("name the policy")
     if query.what == "reject":
-        was = pipeline.reject_named(settings, ledger, query.policy, who="", reason="", dry_run=True)
-        rest = f"{was.champion or types.UPSTREAM_ARM} serves; a running engine unloads it"
-        return [f"{query.policy} is rejected for good, was {was.was}", rest], None, None
+        was = pipeline.reject_named(settings, ledger, query.policy, reason=reason, **asked)
+        rest = f"{was.champion or types.UPSTREAM_ARM} serves{'; a running engine unloads it' if who is None else ''}"
+        return Decided([f"{query.policy} is rejected for good, was {was.was}", rest])
     if query.what == "canary" and query.percent is None:
         raise ConfigError("say on which share of the sessions it is tested, in percent")
     made = pipeline.promote_named(
         settings, ledger, query.policy, percent=query.percent if query.what == "canary" else None,
-        shadow=query.what == "shadow", who="", dry_run=True,
+        shadow=query.what == "shadow", reason=reason or None, **asked,
     )  # fmt: skip
     pair = (made.before or types.UPSTREAM_ARM, query.policy) if made.state == "champion" else None
-    return [f"{query.policy} {insights.promoted_in_words(made)}"], pair, made.policy
+    return Decided([f"{query.policy} {insights.promoted_in_words(made)}"], pair, made.policy)
 
 
 def _careful(asked: Asked, pair: tuple[str, str] | None, chosen: types.Policy | None) -> tuple[list[str], JSON | None]:
@@ -222,10 +236,6 @@ def _careful(asked: Asked, pair: tuple[str, str] | None, chosen: types.Policy | 
     if rewards is not None and (words := insights.worse_in_words(rewards, *pair)) is not None:
         careful.append(words)
     return careful, rewards
-
-
-def _test(asked: Asked) -> JSON | None:
-    return insights.running_test(asked.settings, asked.store, now=asked.now)
 
 
 def _why(story: insights.PolicyStory) -> JSON | None:
@@ -258,15 +268,9 @@ def _may(policy: types.Policy, route: types.Route) -> set[What]:
     `rollback` is to this policy, or ends its test.
     """
     after = types.MOVES[policy.state]
-    may = set[What]()
-    if "canary" in after:
-        may.add("canary")
-    if "shadow" in after:
-        may.add("shadow")
-    if "champion" in after and policy.state != "retired":
-        may.add("promote")
-    if "rejected" in after:
-        may.add("reject")
+    may = set[What](what for what, state in _MOVES_TO.items() if state in after)
+    if policy.state == "retired":
+        may.discard("promote")
     if policy.state in ("retired", "champion") or policy.name == route.challenger:
         may.add("rollback")
     return may

@@ -12,6 +12,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -22,7 +25,6 @@ from art_patch.errors import NotFound
 from art_patch.trajectories import canonical, main_call
 from art_patch.types import JSON, Call, Choice, Correction, SpanInfo, Trajectory, TrajectoryInfo
 from art_patch.web.projects import Asked, Query
-from art_patch.web.tokens import token_texts
 
 CALLS, STEPS, SIBLINGS, TOKENS, MESSAGES = 50, 400, 16, 4_000, 200
 _LONGEST_TEXT = 20_000  # characters
@@ -34,6 +36,9 @@ _LIKELY = (0.9, 0.5, 0.2, 0.05, 0.01)
 # From which size on an advantage has which colour.
 _TAUGHT = (0.02, 0.5, 1.25)
 
+_LONGEST_FILE = 64 << 20  # bytes of a tokenizer
+_WAITING = 6  # tokens of which a character may consist
+
 
 class RunQuery(Query):
     """Which part of the run is shown."""
@@ -43,17 +48,20 @@ class RunQuery(Query):
     tokens: bool = Field(False, description="Whether the tokens of answers are returned, with log-probabilities.")
 
 
-def the_run_of(asked: Asked) -> Trajectory:
-    """Return the run that the path names."""
-    found = asked.store.read.trajectories([asked.ids["id"]])
+GONE = "there is no such run; it may have been erased, or pruned by the settings of retention"
+
+
+def run_of(opened: store.Store, key: str) -> Trajectory:
+    """Return the run of this id."""
+    found = opened.read.trajectories([key])
     if not found:
-        raise NotFound("there is no such run; it may have been erased, or pruned by the settings of retention")
+        raise NotFound(GONE)
     return found[0]
 
 
 def facts(asked: Asked) -> JSON:
     """Return the page's facts."""
-    opened, query, run = asked.store, asked.query, the_run_of(asked)
+    opened, query, run = asked.store, asked.query, run_of(asked.store, asked.ids["id"])
     (summary,) = opened.browse.summaries([run.id])
     lessons = opened.evidence.lessons(run.id)
     first = min(query.first, max(len(run.calls), 1))
@@ -297,3 +305,46 @@ def advantage_level(advantage: float) -> int:
     """Return 0 for an advantage that changes nearly nothing, up to 3, or down to -3."""
     size = sum(abs(advantage) >= least for least in _TAUGHT)
     return size if advantage >= 0 else -size
+
+
+# --- tokens ---
+
+
+def token_texts(base: str, ids: Sequence[int]) -> list[str] | None:
+    """Return the text of each token, together the text of all; `None` if it cannot be known here.
+
+    Nothing is tokenised: the ids are those that the engine sampled. The base's tokenizer must be on this machine, and
+    the package `tokenizers`, which the extra `train` brings. If a character consists of several tokens, the last one
+    of them has it, and the others are empty.
+    """
+    path = Path(base) / "tokenizer.json"
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    tokenizer = _tokenizer(path, facts.st_mtime_ns) if facts.st_size <= _LONGEST_FILE else None
+    return None if tokenizer is None else _texts(tokenizer, ids)
+
+
+@lru_cache(maxsize=2)  # each may take a hundred megabytes
+def _tokenizer(path: Path, _changed: int) -> Any:
+    try:
+        return import_module("tokenizers").Tokenizer.from_file(str(path))
+    except Exception:  # also without the package, which raises bare `Exception` for files that it cannot read
+        return None
+
+
+def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    texts: list[str] = []
+    start = 0  # of the window that is decoded
+    done = 0  # tokens whose text is known
+    for end in range(1, len(ids) + 1):
+        # The window starts before what is new, because some tokenizers write a token differently when it comes first.
+        before: str = tokenizer.decode(list(ids[start:done]), skip_special_tokens=False)
+        text: str = tokenizer.decode(list(ids[start:end]), skip_special_tokens=False)
+        if text.endswith("\ufffd") and end < len(ids) and end - done < _WAITING:
+            texts.append("")  # a part of a character
+            continue
+        texts.append(text[len(before) :])
+        start, done = done, end
+    return texts

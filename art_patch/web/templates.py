@@ -3,25 +3,32 @@
 Everything recorded was written by strangers. The templates escape it for HTML, no template marks a text as safe, and
 characters that change the direction of writing, or that nobody sees, are shown by their escapes. The pages hold no
 script and no style of their own, so the browser is told to run none (`access.HEADERS`).
+
+A run may have any text as its id, as its app chose it, and each link to it works. In the path of a page `{id:any}`
+stands for an id. Browsers and proxies take `.` and `..` for steps up, also as `%2e`, and browsers change the line ends
+of what is in a form. So links and forms have an id as `segment` writes it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import HTMLResponse, Response
 
 from art_patch._lib import words
-from art_patch.web.paths import segment
 
 NO_VALUE = "-"
+_DOTS = re.compile(r"~*\.{1,2}")
 
 
 @cache
@@ -42,12 +49,12 @@ def _environment() -> Environment:
         "number": _or_none("{:,}".format),
         "score": _or_none("{:.2f}".format),
         "usd": words.usd,
-        "moment": _or_none(_moment),
-        "iso": _iso,
+        "moment": _or_none(partial(_written, form="%Y-%m-%d %H:%M:%S")),
+        "iso": partial(_written, form="%Y-%m-%dT%H:%M:%S%z"),
         "offset": _offset_s,
         "zone": _zone,
         "sentences": words.sentences,
-        "data": _data,
+        "data": _finite_json,
         "segment": segment,
         "editable": _editable,
         "counted": words.counted,
@@ -91,14 +98,6 @@ def _or_none(words_of: Callable[[Any], str]) -> Callable[[Any], str | None]:
     return said
 
 
-def _moment(at: float) -> str:
-    return _written(at, "%Y-%m-%d %H:%M:%S")
-
-
-def _iso(at: float) -> str:
-    return _written(at, "%Y-%m-%dT%H:%M:%S%z")
-
-
 def _offset_s(at: float) -> int:
     """Return by how many seconds the clock of this server, in whose zone all pages write, is ahead of UTC."""
     return int((datetime.fromtimestamp(at).astimezone().utcoffset() or timedelta()).total_seconds())
@@ -122,6 +121,36 @@ def _editable(value: object) -> Markup:
     return escape(str(value).encode("utf-8", "replace").decode())
 
 
-def _data(value: Any) -> str:
-    """Return a value as JSON for an attribute, which the template escapes."""
-    return _finite_json(value)
+# --- ids ---
+
+
+def segment(key: object) -> str:
+    """Return an id as one part of a path."""
+    text = str(key)
+    return quote(f"~{text}" if _DOTS.fullmatch(text) else text, safe="", errors="replace")
+
+
+def key_of(text: str) -> str:
+    """Return the id that a path has, without its escapes. Databases refuse NUL, and no id has one."""
+    key = text.replace("\0", "")
+    return key[1:] if key[:1] == "~" and _DOTS.fullmatch(key) else key
+
+
+def key_of_field(text: str) -> str:
+    """Return the id that a field of a form has."""
+    return key_of(unquote(text))
+
+
+class _Any(Convertor[str]):
+    regex = r"(?s:.*)"  # line ends, too
+
+    def convert(self, value: str) -> str:
+        return key_of(value)
+
+    def to_string(self, value: str) -> str:
+        return segment(value)
+
+
+def use_ids() -> None:
+    """Let paths of routes have `{id:any}`."""
+    register_url_convertor("any", _Any())

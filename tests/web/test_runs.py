@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from art_patch.cli.app import app
 from art_patch.store import open_store
 from art_patch.types import Call, Correction, Group
-from art_patch.web.run import advantage_level, logprob_level
-from art_patch.web.tokens import token_texts
+from art_patch.web.run import advantage_level, logprob_level, token_texts
 from tests.support.run_samples import fill, tool_run, write
 from tests.support.web import Served, served
 from tests.support.web_runs import EVIL, ODD, Tags, hostile_run, learned_run, project
