@@ -3,6 +3,8 @@
 The page is plain HTML. A POST sends its form, or JSON from an app (`{"value": 1, "comment": "..."}`), and JSON is
 answered with JSON. Refused are links that are forged (403) or expired (410), values out of range (422), and bodies that
 are too long (413) or of another type (415). An answer to a run that the store does not hold is not stored.
+
+The web page keeps what people say by the same functions: `value_of`, `comment_of` and `keep_opinion`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,14 +35,14 @@ from art_patch._lib.http_server import is_loopback, listen, serve, url_of
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, StoreError
 from art_patch.feedback.links import PATH, Expired, Forged, Link, read_link, say_address, secret_of
-from art_patch.feedback.opinions import LONGEST_COMMENT, TooLong, comment_of, keep_opinion, value_of
 from art_patch.recording import Redactor
 from art_patch.store import Store, open_store
-from art_patch.types import Score
+from art_patch.types import Correction, Score
 
 if TYPE_CHECKING:
     from art_patch.settings import Redact, Settings
 
+LONGEST_COMMENT = 2_000  # characters
 MAX_BODY = 16_384  # bytes; the longest comment fits with every character escaped
 
 _PAGE, _FORM_PAGE, _STYLE = (
@@ -117,7 +120,7 @@ def build_app(
     asked, answered = Route(PATH, desk.ask, methods=["GET"]), Route(PATH, desk.take, methods=["POST"])
     app = Starlette(
         routes=[Route("/health", _health), asked, answered],
-        exception_handlers={_Refused: _refusal, HTTPException: _http_error, Exception: _server_error},
+        exception_handlers=dict.fromkeys((_Refused, HTTPException, Exception), _failed),
     )
     # A redirect would repeat the signed address in a header.
     app.router.redirect_slashes = False
@@ -151,7 +154,7 @@ class _Desk:
         score = Score(score_id, link.trajectory_id, link.name, value, "user", self.clock(), comment=comment)
         try:
             # The database would block the event loop, and so every other answer.
-            await run_in_threadpool(self._keep, score)
+            await run_in_threadpool(keep_opinion, self.store, score, self.redact)
         except StoreError:
             raise _Refused(503, "Your answer could not be kept right now. Please try again in a minute.") from None
         if _wants_json(request):
@@ -167,9 +170,6 @@ class _Desk:
             raise _Refused(403, "This link is not valid. Was it copied whole?") from None
         except Expired:
             raise _Refused(410, "This link has expired.") from None
-
-    def _keep(self, score: Score) -> None:
-        keep_opinion(self.store, score, self.redact)
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
@@ -217,17 +217,15 @@ async def _health(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
-    return _say(request, cast("_Refused", error).status, str(error))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = cast("HTTPException", error).status_code
-    return _say(request, status, "There is nothing here." if status == 404 else "That cannot be done here.")
-
-
-async def _server_error(request: Request, _: Exception) -> Response:
-    return _say(request, 500, "Something went wrong on our side. Please try again later.")
+async def _failed(request: Request, error: Exception) -> Response:
+    match error:
+        case _Refused():
+            return _say(request, error.status, str(error))
+        case HTTPException():
+            words = "There is nothing here." if error.status_code == 404 else "That cannot be done here."
+            return _say(request, error.status_code, words)
+        case _:
+            return _say(request, 500, "Something went wrong on our side. Please try again later.")
 
 
 def _form(*, chosen: str = "", comment: str = "", thanks: bool = False) -> str:
@@ -250,3 +248,45 @@ def _form(*, chosen: str = "", comment: str = "", thanks: bool = False) -> str:
 
 def _page(head: str, body: str) -> str:
     return Template(_PAGE).substitute(head=escape(head), style=_STYLE, body=body)
+
+
+# --- what a person says about a run ---
+
+
+class TooLong(ConfigError):
+    """A comment has more than `LONGEST_COMMENT` characters."""
+
+
+def value_of(name: str, given: Any) -> float:
+    """Return the value of a score: `thumbs` takes 0 or 1, `reward` 0 to 1, any other name -1 to 1."""
+    try:
+        value = float(given) if isinstance(given, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    lowest = 0.0 if name in ("thumbs", "reward") else -1.0
+    # NaN is in no range.
+    if not lowest <= value <= 1.0 or (name == "thumbs" and value not in (0.0, 1.0)):
+        wanted = "0 or 1" if name == "thumbs" else f"a number from {lowest:g} to 1"
+        raise ConfigError(f"The value must be {wanted}.")
+    return value
+
+
+def comment_of(given: Any) -> str | None:
+    """Return a comment without white space around it; `None` if there is none."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise ConfigError("The comment must be a text.")
+    text = given.replace("\r\n", "\n").strip()  # forms send CRLF, JSON of apps mostly LF
+    if len(text) > LONGEST_COMMENT:
+        raise TooLong(f"That is too long; {LONGEST_COMMENT:,} characters can be kept.")
+    return text or None
+
+
+def keep_opinion(store: Store, opinion: Score | Correction, redact: Redactor | None) -> bool:
+    """Store the opinion, cleaned by `redact`, and return whether the store holds the run that it is about."""
+    # A click must not bring back a user whose data was erased.
+    if not store.read.known([opinion.trajectory_id]):
+        return False
+    store.write([opinion if redact is None else redact(opinion)])
+    return True

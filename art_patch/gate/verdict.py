@@ -22,21 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-from art_patch.gate.paired_test import (
-    NO_USERS,
-    TIE,
-    Finding,
-    GateConfig,
-    Pair,
-    fewest,
-    lower_bound,
-    mean,
-    means_of,
-    once_in,
-    scenario_means,
-    scenarios_needed,
-    spread,
-)
+from art_patch.gate import paired_test
+from art_patch.gate.paired_test import NO_USERS, TIE, Finding, GateConfig, Pair, lower_bound, mean, spread
 from art_patch.types import JSON
 
 # A reason names so many scenarios; keys may be as long as a prompt.
@@ -71,31 +58,31 @@ def decide(
     pairs = list(scores)
     for key, ours, theirs in pairs:
         if not (math.isfinite(ours) and math.isfinite(theirs)):
-            return Verdict(
-                False, f"a score of scenario {_short(group_of.get(key, key))} is not finite", {"scenarios": 0}
-            )
-    by_scenario, units = scenario_means(pairs, user_of)
+            words = f"a score of scenario {_short(group_of.get(key, key))} is not finite"
+            return Verdict(False, words, {"scenarios": 0})
+    by_scenario, units = paired_test.scenario_means(pairs, user_of)
     users = len({user_of.get(key) for key in by_scenario} - {None})
-    count, least = len(by_scenario), max(config.min_scenarios, fewest(config.level))
+    count, least = len(by_scenario), max(config.min_scenarios, paired_test.fewest(config.level))
     metrics: dict[str, Any] = {"scenarios": count} | ({"users": users} if users else {})
     if count < least:
         metrics["more_needed"] = least - count
         words = f"cannot decide: {count} held-out scenarios; {least - count} more are needed, because fewer hardly "
         return Verdict(False, words + "ever show a task that the candidate ruins", metrics)
     # Units are users, and scenarios whose users are not known.
-    least_users = max(config.min_users if users else 1, fewest(config.level))
+    least_users = max(config.min_users if users else 1, paired_test.fewest(config.level))
     too_few = len(set(units)) < least_users
+    by_unit = None if too_few else units
     differences = {key: ours - theirs for key, (ours, theirs) in by_scenario.items()}
     values = list(differences.values())
-    bound = lower_bound(values, config.level, units=None if too_few else units, seed=seed)
-    metrics["candidate"], metrics["champion"] = means_of(by_scenario.values())
+    bound = lower_bound(values, config.level, units=by_unit, seed=seed)
+    metrics["candidate"], metrics["champion"] = paired_test.means_of(by_scenario.values())
     metrics |= {"difference": mean(values), "lower_bound": bound}
     # Above and not equal: a candidate that answers like the champion has a bound of exactly 0 and must not win.
     wins = bound > config.margin + TIE
     if not wins and all(abs(difference) <= TIE for difference in values):
         tie = f"a tie: both score alike on each of {count} held-out scenarios, not above the margin"
         return Verdict(False, tie, metrics)
-    needed = None if wins else scenarios_needed(values, config.margin, config.level, units=None if too_few else units)
+    needed = None if wins else paired_test.scenarios_needed(values, config.margin, config.level, units=by_unit)
     if needed is not None:
         metrics["more_needed"] = needed - count
     reason = _reason(metrics, config, wins)
@@ -119,7 +106,7 @@ def results(pairs: Iterable[Pair], group_of: Mapping[str, str]) -> list[JSON]:
 
     By the group, since a scenario's key may be what a user wrote.
     """
-    means, _ = scenario_means(pairs, NO_USERS)
+    means, _ = paired_test.scenario_means(pairs, NO_USERS)
     found = [
         {"group": group_of[key], "candidate": ours, "champion": theirs}
         for key, (ours, theirs) in means.items()
@@ -171,7 +158,7 @@ def _short(key: str) -> str:
 
 def _reason(metrics: JSON, config: GateConfig, wins: bool) -> str:
     """Return the scores in words, and what they prove."""
-    margin, often = config.margin, once_in(config.level)
+    margin, often = config.margin, paired_test.once_in(config.level)
     equal = "both were equal"
     if margin:
         equal = f"it were {'better' if margin > 0 else 'worse'} by {abs(margin):g}"
@@ -223,7 +210,7 @@ def paired_gain(
     name: str, pairs: Sequence[Pair], *, user_of: Mapping[str, str | None] = NO_USERS, seed: int = 0
 ) -> Gain:
     """Return the gain from both policies' values of each turn, with the limits of the sign-flip test."""
-    by_scenario, units = scenario_means(pairs, user_of)
+    by_scenario, units = paired_test.scenario_means(pairs, user_of)
     differences = [ours - theirs for ours, theirs in by_scenario.values()]
     low, high = (
         sign * lower_bound([sign * each for each in differences], _SIDE, units=units, seed=seed) for sign in (1, -1)

@@ -3,21 +3,22 @@
 - `files` publishes, reads and deletes the directory of an adapter, the LoRA of one policy, and reads the tensor shapes
   and the fingerprint of a base model.
 - `validation` checks a LoRA's config and weights before an engine loads it, and what the engine then computes with it.
-- `copies` writes a policy in file formats that other tools read, and `hub` uploads such a copy to a model hub.
+- `copies` writes a policy in file formats that other tools read, and uploads such a copy to a model hub.
 - `evidence` tells in the manifest of a copy how the policy was made and tested, and reads a copy that is imported.
 """
 
 from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
-    from art_patch.policies.copies import Copied, Merged, hub_id_of, write_adapter, write_card, write_merged
+    from art_patch.policies.copies import (
+        Copied, Hub, Merged, check_repository, hub_id_of, write_adapter, write_card, write_merged,
+    )
     from art_patch.policies.evidence import Evidence, Received, read_copy, write_manifest
     from art_patch.policies.files import (
         CONFIG, DATA, MANIFEST, NAME_PATTERN, WEIGHTS, BaseModel, Dtype, base_fingerprint, check_name, data_digests,
         manifest_to_share, publish_adapter, read_base_model, read_json, remove_adapter, remove_unpublished,
         resolve_model_dir, some, unpublished,
     )
-    from art_patch.policies.hub import Hub, check_repository
     from art_patch.policies.validation import (
         ENTRY, Probe, ValidatedAdapter, check_content, check_probe, lora_key, validate_adapter,
     )

@@ -34,13 +34,12 @@ promoted. If the champion answered no calls, there is nothing to compare with, a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from art_patch.promotion.bets import Bets
+from art_patch.promotion.bets import SIGNALS, Bets, CanaryConfig, Signal, add_bets, begin_bets, is_on_scale
 from art_patch.promotion.evidence import Evidence
-from art_patch.promotion.signals import SIGNALS, CanaryConfig, Signal, add_bets, begin_bets, is_on_scale
 from art_patch.types import JSON
 
 Action = Literal["go on", "roll back", "promote", "inconclusive"]
@@ -74,10 +73,7 @@ def decide(
     A `shadow` is never promoted, because no user has got its answers. `hours` is how long the test has been running.
     """
     found = [_examine(signal, evidence, config) for signal in SIGNALS]
-    arms = {"challenger": evidence.challenger, "champion": evidence.champion}
-    metrics: dict[str, Any] = {
-        name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed} for name, arm in arms.items()
-    }
+    metrics: dict[str, Any] = {"challenger": asdict(evidence.challenger), "champion": asdict(evidence.champion)}
     metrics |= {"hours": _finite(hours), "signals": {one.signal.name: one.metrics for one in found}}
     worse, better, bars = (
         "; ".join(one.sentence for one in found if one.says == says) for says in ("worse", "better", "unreadable")
@@ -117,10 +113,7 @@ def decide_control(evidence: Evidence, *, begin: float, config: CanaryConfig) ->
     epoch), which is when the test began if the evidence is whole.
     """
     found = [_examine(signal, evidence, config, begin) for signal in SIGNALS]
-    metrics: dict[str, Any] = {
-        name: {"calls": arm.calls, "sessions": arm.sessions, "failed": arm.failed}
-        for name, arm in (("champion", evidence.challenger), ("upstream", evidence.champion))
-    }
+    metrics: dict[str, Any] = {"champion": asdict(evidence.challenger), "upstream": asdict(evidence.champion)}
     metrics |= {"begin": begin, "signals": {one.signal.name: one.metrics for one in found}}
     if worse := "; ".join(one.sentence for one in found if one.says == "worse"):
         return WatchVerdict("roll back", worse, metrics)

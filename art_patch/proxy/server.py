@@ -35,7 +35,7 @@ from art_patch.proxy.upstream import (
     first,
     for_caller,
     may_learn,
-)
+)  # fmt: skip
 
 FLUSH_S = 10.0
 
@@ -153,7 +153,7 @@ def build_app(
             Middleware(asgi.PageGuard, names=names, json_paths=[f"{PREFIX}{surface}" for surface in SURFACES]),
             *([Middleware(asgi.KeyGuard, KEY, key, _NO_KEY, free=(*probes.OPEN, "/metrics"))] if key else []),
         ],
-        exception_handlers={HTTPException: _http_error, asgi.ApiError: _refused, Exception: _server_error},
+        exception_handlers=dict.fromkeys((asgi.ApiError, HTTPException, Exception), _failed),
         lifespan=lifespan,
     )
     # A redirect would lose the body, and upstream decides which paths exist.
@@ -280,17 +280,14 @@ def _parse(content: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    code = cast("HTTPException", error).status_code
-    message = f"{request.method} {request.url.path} is not served here; addresses begin with {PREFIX}/"
-    return JSONResponse(error_body(code, message), status_code=code)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    refusal = cast("asgi.ApiError", error)
-    return JSONResponse(refusal.body(), status_code=refusal.status)
-
-
-async def _server_error(_: Request, error: Exception) -> Response:
-    _log.error("a request failed", exc_info=error)
-    return JSONResponse(error_body(500, f"the proxy failed on this request ({type(error).__name__})"), status_code=500)
+async def _failed(request: Request, error: Exception) -> Response:
+    match error:
+        case asgi.ApiError():
+            return JSONResponse(error.body(), status_code=error.status)
+        case HTTPException():
+            message = f"{request.method} {request.url.path} is not served here; addresses begin with {PREFIX}/"
+            return JSONResponse(error_body(error.status_code, message), status_code=error.status_code)
+        case _:
+            _log.error("a request failed", exc_info=error)
+            message = f"the proxy failed on this request ({type(error).__name__})"
+            return JSONResponse(error_body(500, message), status_code=500)

@@ -53,10 +53,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from art_patch.promotion import CanaryConfig, Evidence, decide_control, evidence_of  # noqa: E402 - after the line above
-from art_patch.promotion.bets import Bets  # noqa: E402
+from art_patch.promotion.bets import SIGNALS, Bets, add_bets, begin_bets  # noqa: E402
 from art_patch.promotion.evidence import Observation  # noqa: E402
 from art_patch.promotion.sequential import CONTROL_DAYS  # noqa: E402
-from art_patch.promotion.signals import SIGNALS, add_bets, begin_bets  # noqa: E402
 from art_patch.store.queries.evidence import CONTROL_S  # noqa: E402
 from art_patch.types import UPSTREAM_ARM, ArmCall, ArmTraffic, Score  # noqa: E402
 from tests.benchmarks import incumbent_drift, incumbent_loop, incumbent_overhead  # noqa: E402

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from art_patch.errors import ConfigError
 from art_patch.promotion import CanaryConfig, decide, evidence_of
+from art_patch.promotion.bets import SIGNALS
 from art_patch.promotion.evidence import Arm, Evidence, Observation
-from art_patch.promotion.signals import SIGNALS
 from art_patch.types import ArmCall, ArmTraffic
 
 NEW, OLD = "agent@1", "agent@0"
