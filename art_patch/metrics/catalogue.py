@@ -6,9 +6,9 @@ Each metric has the label `project`, too.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -180,12 +180,21 @@ class Page(Collector):
         return generate_latest(registry)
 
 
-class Pages(Collector):
-    """Makes a page anew for each scrape, from what the process knows then."""
+# --- an app process: each one that has reported to the store, and the proxy, which is one ---
 
-    def __init__(self, make: Callable[[], Page]) -> None:
-        self._make = make
+_COUNTS = ("recorded", "dropped", "fallbacks", "engine_full", "shadowed")
+_BREAKERS = ("engine", "challenger")
 
-    def collect(self) -> Iterator[Family]:
-        """Yield the samples of a new page."""
-        return self._make().collect()
+
+def add_app(page: Page, process: str, facts: Mapping[str, Any], *, at: float) -> None:
+    """Add what a process said `at` some time; `facts` are the fields of `patching.Status`."""
+    for name in _COUNTS:
+        page.add(f"app_{name}", facts.get(name, 0), process=process)
+    bypasses: Any = facts.get("bypasses")
+    for bypass, count in sorted(bypasses.items()) if isinstance(bypasses, Mapping) else ():
+        page.add("app_bypassed", count, process=process, bypass=bypass)
+    page.add("app_queued", facts.get("queued"), process=process)
+    opened: Any = facts.get("open_breakers")
+    for breaker in _BREAKERS if isinstance(opened, Sequence) else ():  # an app of an earlier release does not say it
+        page.add("app_breaker_open", breaker in opened, process=process, breaker=breaker)
+    page.add("app_last_seen_timestamp_seconds", at, process=process)

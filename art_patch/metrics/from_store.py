@@ -1,20 +1,34 @@
-"""Reads what the store says into a page of metrics, without any text of users; the store's errors are raised."""
+"""Reads what the store says into a page of metrics, without any text of users.
 
+`gather` reads it once, and raises the store's errors. `StoreWatch` reads it for a server, in a thread of its own, so
+that neither a scrape nor a call waits for it. It looks at the route every `ROUTE_S` seconds, and at all else every
+`EVERY_S` seconds at most: after a read that took long, it rests `_REST` times as long. While the store cannot be read,
+the page says nothing of it but how long.
+"""
+
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from logging import getLogger
+from threading import Event, Thread
 from typing import Any, get_args
 
 from art_patch import pipeline, recording, serving, trajectories, types
 from art_patch._lib.version import __version__
+from art_patch._lib.words import one_line
 from art_patch.errors import ArtPatchError
-from art_patch.metrics.apps import add_app
-from art_patch.metrics.catalogue import Page
+from art_patch.metrics.catalogue import Page, add_app
 from art_patch.settings import Settings
-from art_patch.store import APPS_LIVE_S, Store
+from art_patch.store import APPS_LIVE_S, Store, open_store
 
 RECENT_S = 86_400.0
+ROUTE_S = 1.0
+EVERY_S = 15.0
+_REST = 20
+
+log = getLogger(__name__)
 
 _COUNTS = (
     "calls", "calls_by_policy", "calls_fell_back", "calls_engine_full", "calls_not_ok", "calls_trainable",
@@ -134,3 +148,63 @@ def _apps(page: Page, store: Store, now: float) -> None:
     # With a process, its series end.
     for app in store.read.apps(since=now - APPS_LIVE_S):
         add_app(page, app.id, app.facts, at=app.at)
+
+
+class StoreWatch:
+    """What the store said when it was last read."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin without a read; `start` begins to read."""
+        self._settings = settings
+        self.route: types.Route | None = None  # the newest that is known
+        self.text = b""  # the page, in Prometheus' text format; empty while the store cannot be read
+        self._up: bool | None = None
+        self._seen_at: float | None = None  # when it could last be read (monotonic clock)
+        self._read_at: float | None = None  # when `text` was read
+        self._took_s: float | None = None
+
+    def start(self, stop: Event) -> Thread:
+        """Start the thread, which ends when `stop` is set; a daemon, because a read that hangs must not keep it."""
+        thread = Thread(target=self._run, args=(stop,), name="art-patch-metrics", daemon=True)
+        thread.start()
+        return thread
+
+    def describe(self, page: Page) -> None:
+        """Add whether the store can be read, and how old what is known of it is."""
+        page.add("store_up", self._up)
+        since = self._read_at if self._up else self._seen_at
+        page.add("store_age_seconds", None if since is None else time.monotonic() - since)
+        page.add("store_read_seconds", self._took_s)
+
+    def _run(self, stop: Event) -> None:
+        trouble = ""
+        try:
+            while not stop.is_set():
+                try:
+                    settings = self._settings
+                    with closing(open_store(settings.store_url, create=False, project=settings.project)) as store:
+                        trouble = ""
+                        self._read(store, stop)
+                # Whatever it is: a server whose thread has ended would show no metrics any more, and an old route.
+                except Exception as error:
+                    self._up, self.text = False, b""
+                    if str(error) != trouble and not stop.is_set():
+                        expected = isinstance(error, ArtPatchError | sqlite3.Error)
+                        why = one_line(str(error)) if expected else type(error).__name__
+                        log.warning("the store cannot be read for metrics: %s", why, exc_info=not expected)
+                    trouble = str(error)
+                    stop.wait(ROUTE_S)
+        finally:
+            self._up, self.text = False, b""
+
+    def _read(self, store: Store, stop: Event) -> None:
+        due_at = float("-inf")
+        while not stop.is_set():
+            self.route = store.ledger.route()
+            if (began := time.monotonic()) >= due_at:
+                self.text = gather(self._settings, store).text()
+                self._read_at = time.monotonic()
+                self._took_s = self._read_at - began
+                due_at = self._read_at + max(EVERY_S, _REST * self._took_s)
+            self._up, self._seen_at = True, time.monotonic()
+            stop.wait(ROUTE_S)
