@@ -1,6 +1,7 @@
 """Where a policy comes from, what it learned from, its tests, and how long it served: for `policies show` and its page.
 
-All of it is read from the store, none from the policy's files, so it can be told of a policy whose files are gone.
+Of the policies that serve now, also its share of the sessions, its test on traffic so far, and the users' rewards. All
+of it is read from the store, none from the policy's files, so it can be told of a policy whose files are gone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from art_patch import store, training, types
+from art_patch import pipeline, promotion, store, training, types
 from art_patch._lib.words import ago, counted, listed
 from art_patch.errors import NotFound
-from art_patch.insights.policy_words import canary_in_words, gate_in_words, rejected_there, training_in_words
+from art_patch.insights import policy_words
+from art_patch.settings import Settings
 
 NOT_ON_RECORD = "not on record"  # a fact that the release which made the policy did not keep
 
@@ -111,7 +113,7 @@ def _evidence(policy: types.Policy) -> Iterator[Row]:
     evidence = origin["evidence"]
     state = f", where it was {evidence['state']}" if evidence.get("state") else ""
     yield "imported", f"{_when(origin['at'])}, from {evidence['policy']}{state}"
-    if (by := rejected_there(policy)) is not None:
+    if (by := policy_words.rejected_there(policy)) is not None:
         yield "rejected", f"there, {by}"
     yield "copy", f"its manifest has the sha256 {origin['manifest_sha256']}"
     by, at = evidence.get("art_patch"), evidence.get("made_at")
@@ -122,9 +124,9 @@ def _evidence(policy: types.Policy) -> Iterator[Row]:
     yield "settings", _settings(evidence["settings"]) if evidence.get("settings") else NOT_ON_RECORD
     yield from _training(evidence.get("train") or {})
     gate = evidence.get("gate")
-    yield "gate there", f"{gate_in_words(gate)}{_judge_of(gate)}" if gate else "no gate is on record"
+    yield "gate there", f"{policy_words.gate_in_words(gate)}{_judge_of(gate)}" if gate else "no gate is on record"
     canary = evidence.get("watch")
-    yield "canary there", canary_in_words(canary) if canary else "no canary test is on record"
+    yield "canary there", policy_words.canary_in_words(canary) if canary else "no canary test is on record"
 
 
 def _update(policy: types.Policy, learned: store.Learned) -> Iterator[Row]:
@@ -144,9 +146,9 @@ def _update(policy: types.Policy, learned: store.Learned) -> Iterator[Row]:
     yield "settings", _settings(config) if config else NOT_ON_RECORD
     yield from _training(train)
     gate: Any = policy.metrics.get("gate") or {}
-    yield "gate", f"{gate_in_words(gate)}{_judge_of(gate)}" if gate else "no gate has tested it"
+    yield "gate", f"{policy_words.gate_in_words(gate)}{_judge_of(gate)}" if gate else "no gate has tested it"
     if watch := policy.metrics.get("watch"):
-        yield "canary", canary_in_words(watch)
+        yield "canary", policy_words.canary_in_words(watch)
 
 
 def _judge_of(gate: Any) -> str:
@@ -154,7 +156,7 @@ def _judge_of(gate: Any) -> str:
 
 
 def _training(numbers: Any) -> Iterator[Row]:
-    for index, line in enumerate(training_in_words(numbers) or [NOT_ON_RECORD]):
+    for index, line in enumerate(policy_words.training_in_words(numbers) or [NOT_ON_RECORD]):
         yield "" if index else "training", line
 
 
@@ -183,3 +185,59 @@ def _made(policy: types.Policy) -> dict[str, Any]:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+# --- what serves and is tested now ---
+
+
+def canary_config(settings: Settings) -> promotion.CanaryConfig:
+    """Return the rules of the canary test that the project's settings contain."""
+    return promotion.CanaryConfig(
+        min_sessions=settings.canary_sessions,
+        max_hours=settings.canary_hours,
+        margin=settings.canary_margin,
+        max_loss=settings.max_loss,
+        latency_ratio=settings.canary_latency_ratio,
+        rest_s=settings.canary_rest_s,
+        silence_s=settings.canary_silence_s,
+        ramp=promotion.RAMP if settings.canary_ramp else (),
+    )
+
+
+def running_test(settings: Settings, opened: store.Store, *, now: float) -> types.JSON | None:
+    """Return what `art-patch watch --once` finds, how the proofs grew, and the time left; `None` without a test."""
+    config = canary_config(settings)
+    report, proofs = pipeline.look_without_acting(opened, config, now=now)
+    if report.challenger is None:
+        return None
+    left, signals = policy_words.time_left(report, config), dict[str, Any](report.metrics["signals"])
+    facts: dict[str, Any] = {
+        "proofs": {
+            name: [each._asdict() for each in path] for name, path in proofs.items() if "worse" in signals.get(name, {})
+        },
+        "time_left": left,
+        "time_left_words": None if left is None else policy_words.time_left_in_words(left),
+        "at": now,
+    }
+    return asdict(report) | facts
+
+
+def percent_of(policy: types.Policy, route: types.Route) -> float | None:
+    """Return the percentage of the sessions that a policy answers, or `None` if it answers none."""
+    # The champion answers all sessions that the canary does not.
+    canary = (route.challenger_percent or 0.0) if route.challenger_state == "canary" else 0.0
+    if policy.name == route.champion:
+        return 100 - canary
+    return canary if canary and policy.name == route.challenger else None
+
+
+def own_rewards(opened: store.Store, *names: str, now: float) -> dict[str, dict[str, float]]:
+    """Return the mean reward that users and the app gave these policies' runs of the last 28 days, and their number."""
+    runs = opened.reports.usage(since=now - store.CONTROL_S, until=now).runs
+    found = dict[str, dict[str, float]]()
+    for name in names:
+        own = [run for run in runs if (run.policy or types.UPSTREAM_ARM) == name and not run.copy]
+        its = [run.reward for run in own if run.reward is not None]
+        if its:
+            found[name] = {"reward": sum(its) / len(its), "runs": len(its)}
+    return found

@@ -1,5 +1,7 @@
 """A run as a person reads it: its steps as a tree, what each call adds to what was said before, messages as words.
 
+And a group of runs: its siblings with their scores, and what its state and the way in which it was found mean.
+
 What providers and frameworks recorded may have any shape, and spans may be damaged: nothing here raises for it. Texts
 are returned as they were recorded; whoever shows them makes them harmless.
 """
@@ -9,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from operator import eq
 from typing import Any, cast
 
+from art_patch import store
 from art_patch.types import JSON, Call, Choice, SpanInfo
 
 # --- steps ---
@@ -132,3 +135,68 @@ def tool_name(tool: JSON) -> str:
 def pairs_of(value: Any) -> JSON:
     """Return the value if it is a JSON object, else an empty one."""
     return cast("JSON", value) if isinstance(value, Mapping) else {}
+
+
+# --- a group ---
+
+WAYS: Mapping[str, str] = {
+    "group_key": "art.group(key) was around them",
+    "scenario_key": "trajectory(scenario=...) names their task",
+    "sibling_spans": "attempts at one task within a run",
+    "same_task": "asked in the same words",
+    "near_duplicate": "asked in nearly the same words",
+    "resampled": "a turn of a lone run, answered again",
+    "branched": "a lone run, run again from one of its turns",
+    "single": "one run, for the gate",
+}
+"""The ways in which siblings are found, the most certain first, with their description."""
+
+STATES: Mapping[str, str] = {
+    "formed": "the judge has not scored its siblings, as those of each held-out group",
+    "scored": "an update may learn from it",
+    "trained": "an update has learned from it",
+    "dead": "it teaches nothing, so no update learns from it",
+    "stale": "its answers are too old or too far for an update",
+    "quarantined": "its scores are not believed, so no update learns from it",
+    "spent": "it is used up and is not learned from",
+}
+"""State of a group -> what it means."""
+
+_COPIED = "its run has copies that are siblings in other groups"
+
+
+def state_in_words(state: str) -> str:
+    """Return what a group's state means."""
+    return STATES.get(state, _COPIED)
+
+
+def way_in_words(how: str) -> str:
+    """Return how a group's siblings were found."""
+    return WAYS.get(how, "not known to this release")
+
+
+def group_facts(
+    opened: store.Store, one: store.GroupFacts, *, openings: bool = True, most: int | None = None
+) -> dict[str, Any]:
+    """Return a group with its siblings, their scores and the judgements.
+
+    The scores are those that were given in this group, or by users and code, oldest first. `openings` adds the first
+    words of the user, which is slow; at most `most` siblings are read.
+    """
+    runs = one.runs[:most]
+    summaries = opened.browse.summaries(runs, openings=openings)
+    scores = opened.groups.scores(runs)
+    siblings: list[dict[str, Any]] = [
+        {
+            **asdict(each),
+            "status": each.status,
+            "scores": [asdict(score) for score in scores.get(each.id, ()) if score.group_id in (None, one.id)],
+        }
+        for each in summaries
+    ]
+    return asdict(one) | {"siblings": siblings}
+
+
+def best_first(siblings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the siblings of a group by their rewards, those without one first."""
+    return sorted(map(dict, siblings), key=lambda run: (-2.0 if run["reward"] is None else -run["reward"], run["id"]))

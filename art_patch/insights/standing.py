@@ -1,15 +1,16 @@
-"""What a project looks like now: `art-patch status`, and the first page of `art-patch web`."""
+"""What a project looks like now, and its settings: `art-patch status` and `config`, and the first pages of the web."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from art_patch import pipeline, rewards, serving, store, types
+from art_patch import doctor, pipeline, rewards, serving, store, types
 from art_patch._lib.process import lives
 from art_patch.errors import EngineError
-from art_patch.settings import Settings
+from art_patch.settings import Settings, variable_of
 
 APPS_SEEN_S = 3_600.0
 """Reports of app processes that are older are not shown."""
@@ -99,3 +100,22 @@ def _server(settings: Settings, server: store.Server, route: types.Route) -> dic
     times = {"since": server.since, "renewed_at": server.renewed_at}
     facts = {"state": "ended" if alive is False else state, "process": str(server.owner), **times}
     return _engine(settings, server.base_url, route.key_file) | facts
+
+
+def settings_in_force(
+    settings: Settings, arguments: Collection[str], variables: Mapping[str, str], *, env_file: Collection[str] = (),
+    mode: types.Mode | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Return each setting with its `value` and `source`; of one that holds a key or a password, that it is set.
+
+    `arguments` are the settings given on the command line, `env_file` the variables that an env file set, and `mode`
+    the mode in the store, which takes precedence.
+    """
+    found = doctor.sources(settings, arguments, variables)
+    of_file = {name.upper() for name in env_file}
+    for name, one in found.items():
+        if one["source"] == "environment" and variable_of(name) in of_file:
+            one["source"] = "env file"
+    if mode is not None:
+        found["mode"] = {"value": mode, "source": "store"}
+    return found
