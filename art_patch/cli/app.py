@@ -12,7 +12,7 @@ from traceback import format_exc
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from art_patch._lib.version import __version__
 from art_patch._lib.words import visible
@@ -22,17 +22,12 @@ from art_patch.cli.commands import (
     cron,
     cycles,
     files,
-    group_view,
-    lineage,
     measure,
-    notify,
     policies,
     policy_copies,
-    reproduce,
+    report,
     retrain,
-    rollback,
     run,
-    series,
     serve,
     status,
     store,
@@ -40,7 +35,6 @@ from art_patch.cli.commands import (
     trajectories,
     web,
 )
-from art_patch.cli.help_text import PlainCommand
 from art_patch.cli.logs import in_log
 from art_patch.cli.options import FROM_ENV_FILE
 from art_patch.errors import ArtPatchError, ConfigError
@@ -50,6 +44,30 @@ RUN, LOOK, LEARN = "Run an agent", "Look at its runs", "Learn from them"
 DECIDE, DATA, OPERATE = "Decide who serves", "Move and erase data", "Operate"
 PANELS = (RUN, LOOK, LEARN, DECIDE, DATA, OPERATE)
 """The groups of commands in `--help` and in the reference documentation, in their order."""
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help is plain text, with its options below each other in the sections that they name.
+
+    Rich's table, which Typer draws, cuts long names of options at 80 columns, so that nobody can copy them, and breaks
+    the lines of a docstring once more.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        """Make the command as Typer does, without Rich's help."""
+        super().__init__(*args, **given | {"rich_markup_mode": None})
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then each section of options."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class _Commands(TyperGroup):
@@ -105,17 +123,17 @@ _add(
     web.web,
     status.status,
     store.projects,
-    measure.report,
+    report.report,
     measure.analytics,
-    series.days,
-    series.scenarios,
+    report.days,
+    report.scenarios,
     trajectories.history,
     trajectories.diff,
 )
 # `groups` is a command itself, which measures, and a group.
 _groups = typer.Typer(name="groups")
 _groups.callback(invoke_without_command=True)(measure.groups)
-_add(None, to=_groups, show=group_view.show_group)
+_add(None, to=_groups, show=measure.show_group)
 app.add_typer(_groups, rich_help_panel=LOOK)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
@@ -143,13 +161,11 @@ _add_group(
 _policies = typer.Typer(name="policies")
 _policies.callback(invoke_without_command=True)(policies.policies)
 _add(
-    None, to=_policies, show=lineage.show_policy, export=policy_copies.export_policy,
+    None, to=_policies, show=policies.show_policy, export=policy_copies.export_policy,
     **{"import": policy_copies.import_policy}, push=policy_copies.push,
 )  # fmt: skip
 app.add_typer(_policies, rich_help_panel=DECIDE)
-_add(
-    DECIDE, measure.evaluate, reproduce.reproduce, policies.promote, policies.watch, rollback.rollback, policies.reject
-)
+_add(DECIDE, measure.evaluate, measure.reproduce, policies.promote, policies.watch, policies.rollback, policies.reject)
 
 _add(DATA, files.export, store.erase, consent.consent)
 _add(DATA, to=app, **{"import": files.import_file})
@@ -158,7 +174,7 @@ _add_group(
     trackers.otlp, trackers.langfuse, trackers.tensorboard, trackers.mlflow, trackers.wandb,
 )  # fmt: skip
 
-_add(OPERATE, status.doctor, status.config, status.mode, notify.notify)
+_add(OPERATE, status.doctor, status.config, status.mode, cycles.notify)
 _add_group(
     OPERATE, "store", "Look after the database: verify, stats, vacuum, backup, prune, grant.",
     store.verify, store.stats, store.vacuum, store.backup, store.prune, store.grant,

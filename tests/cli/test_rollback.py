@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from art_patch import promotion
-from art_patch.cli.commands.rollback import rollback
+from art_patch.cli.commands.policies import rollback
 from art_patch.errors import EngineError
 from art_patch.store import open_store, read_route
 from art_patch.types import Policy

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from art_patch.cli.app import app
-from art_patch.cli.commands.notify import tell_people
+from art_patch.cli.commands.cycles import tell_people
 from art_patch.errors import ConfigError
 from art_patch.notifications import Notifier, addresses
 from art_patch.notifications.messages import of_test

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 # What most commands import when they need it. None of it starts a thread, which no fork would survive.
 PRELOADED = (
-    "art_patch.cli.app", "art_patch.cli.conversation", "art_patch.cli.report_view", "art_patch.doctor.examination",
+    "art_patch.cli.app", "art_patch.cli.conversation", "art_patch.doctor.examination",
     "art_patch.formats.files", "art_patch.insights.switch_advice", "art_patch.pipeline.cycle_run",
     "art_patch.pipeline.promote_policy", "art_patch.pipeline.single_steps", "art_patch.promotion.transitions",
     "art_patch.recording.takeover", "art_patch.store.maintain", "art_patch.store.store", "openai", "rich.live",

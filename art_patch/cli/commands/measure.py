@@ -1,65 +1,23 @@
-"""Commands that only measure: `art-patch report`, `analytics`, `groups`, `evaluate` and `judge test`."""
+"""Commands that only measure: `art-patch analytics`, `groups`, `evaluate`, `reproduce` and `judge test`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 from typing import Annotated, Any
 
 import typer
 
-from art_patch import formats, gate, insights, pipeline, promotion, rewards, trackers
+from art_patch import formats, gate, insights, pipeline, rewards, trackers, training
+from art_patch._lib.words import MOST_IDS, the_one
 from art_patch.cli import options, output
 from art_patch.cli.commands.retrain import SETTLE_ONLY, Replays, Suite
 from art_patch.cli.typed_options import Option, command, is_before_subcommand
-from art_patch.errors import ConfigError, EngineError, MalformedFile
+from art_patch.errors import ConfigError, EngineError, MalformedFile, NotReproducible, OtherWeights
 from art_patch.pipeline import CycleConfig
 from art_patch.settings import load_settings
-
-_DAY_S = 86_400.0
-
-
-@command
-def report(
-    project: options.Project,
-    cost: options.Prices,
-    days: Annotated[float, Option("Number of days to look back.", least=0.01)] = 7.0,
-    max_loss: Annotated[
-        float,
-        Option(
-            "How much lower than upstream's the champion's mean score may be and still count as good.",
-            least=0.0,
-            also=("--margin",),
-        ),
-    ] = 0.05,
-    markdown: Annotated[bool, Option("Print Markdown.")] = False,
-) -> None:
-    """Compare the champion with upstream: quality, failures, latency, money. The verdict may be "do not switch".
-
-    Quality is measured by the scores from users, code and the judge. The money saved is upstream's price for the
-    champion's answers, minus the cost of GPU, judge and updates. An unknown cost is reported as unknown, never counted
-    as zero.
-
-    Exit codes: 0 whatever the verdict; 2 an option has an impossible value; 19 there is no store.
-    """
-    from art_patch.cli import report_view
-
-    if markdown and project.as_json:
-        raise ConfigError("--markdown and --json are two forms; choose one")
-    prices = cost.by_model()
-    until = time.time()
-    with project.opened() as (settings, opened):
-        used = opened.reports.usage(since=until - days * _DAY_S, until=until)
-        look = opened.ledger.control_look()
-    made = insights.make_report(used, prices, gpu_usd_per_hour=cost.gpu_usd_per_hour, max_loss=max_loss)
-    if look is not None:
-        made = replace(made, reasons=(*made.reasons, f"the control group, {promotion.look_in_words(look)}"))
-    facts = {"project": settings.project, "days": days, "control_look": look}
-    if markdown:
-        typer.echo(report_view.as_markdown(made, settings.project), nl=False)
-    elif not project.answered(facts | report_view.as_facts(made)):
-        report_view.show(made, settings.project, output.stdout())
 
 
 @command
@@ -207,6 +165,58 @@ def _print_groups(facts: dict[str, Any], limit: int) -> None:
 
 
 @command
+def show_group(
+    group: Annotated[str, typer.Argument(help="Id of the group, or a beginning of it that no other id has.")],
+    project: options.Project,
+) -> None:
+    """Show one group: its siblings with their rewards, the judge's words, and why it is dead or quarantined.
+
+    Exit codes: 0 shown; 2 several ids begin so; 19 there is no such group.
+    """
+    with project.opened() as (_, opened):
+        found = {each.id: each for each in opened.browse.groups_like(group, limit=MOST_IDS)} if group else {}
+        one = found[the_one(group, list(found), "group", listed_by="art-patch trajectories list --json")]
+        facts = insights.group_facts(opened, one)
+    if not project.answered(facts):
+        _print_group(facts)
+
+
+def _print_group(facts: dict[str, Any]) -> None:
+    console, grid = output.stdout(), output.grid("dim", "")
+
+    def row(name: str, words: str) -> None:
+        grid.add_row(name, output.cell(words))
+
+    console.print(output.Text(f"group {output.one_line(facts['id'])}", style="bold"))
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created_at"]))
+    row("state", f"{facts['state']}: {insights.state_in_words(facts['state'])}")
+    if facts["reason"]:
+        row("why", facts["reason"])
+    row("scenario", facts["scenario_key"])
+    row("held out", "yes: for the gate only, never learned from" if facts["held_out"] else "no")
+    row("siblings by", f"{facts['how']}: {insights.way_in_words(facts['how'])}; formed {made}")
+    row("learned by", output.listed(facts["trained"], "no policy"))
+    for each in facts["judgements"]:
+        why = f": {each['reason']}" if each["reason"] else ""
+        row("judged", f"{each['judge']}, rubric {each['rubric']}, for {each['purpose']}: {each['state']}{why}")
+    console.print(grid)
+    if not facts["siblings"]:
+        console.print("\nnone of its runs is in the store: they were erased, or moved to another group")
+    for run in insights.best_first(facts["siblings"]):
+        reward = "no reward" if run["reward"] is None else f"reward {run['reward']:.2f}"
+        failed = ", failed" if run["status"] == "error" else ""
+        by = output.listed([output.one_line(name) for name in run["policies"]], "nobody")
+        console.print()
+        console.print(output.Text(output.one_line(run["id"]), style="bold"))
+        calls = output.counted(run["calls"], "call", "calls")
+        lines = [f"{reward}{failed}, answered by {by}, {calls}: {run['opening']}"]
+        for score in run["scores"]:
+            words = score["comment"] or "without words"
+            lines.append(f"{score['name']} {score['value']:.2f} ({score['source']}): {words}")
+        output.print_below(console, *lines)
+
+
+@command
 def evaluate(
     policy: Annotated[str, typer.Argument(help="NAME@STEP of a policy in any state.")],
     judging: options.Judging,
@@ -267,6 +277,51 @@ def say_comparison(facts: dict[str, Any]) -> None:
     for row in metrics["checks"]:
         output.say(f"  {'passed' if row['passed'] else 'FAILED':<7} {row['words']}")
     output.stdout().print("nobody was promoted or rejected")
+
+
+@command
+def reproduce(
+    policy: Annotated[str, typer.Argument(help="NAME@STEP of a policy in any state.")],
+    project: options.Project,
+    anyway: Annotated[bool, Option("Make it also if packages or the device are not those of then.")] = False,
+) -> None:
+    """Make the update of a policy again from the store, and compare the weights; or say why that is not possible.
+
+    Needs no engine, and takes as long as the update did. Nothing is published: the new weights are deleted. Runs of
+    which data was erased are named by their digests in the policy's manifest.
+
+    Exit codes: 0 no weight differs by more than 1e-6; 20 it cannot be made again; 21 the weights differ; 19 there is no
+    such policy; 5 another one is being made again; 13 the update failed.
+    """
+    training.require_packages()
+    with project.opened() as (settings, opened), output.bars(quiet=project.as_json) as progress:
+        shown = partial(progress, "train")
+        found = pipeline.reproduce(opened, settings.adapters, policy, anyway=anyway, progress=shown)
+    if not project.answered(asdict(found) | {"equal": found.equal, "tolerance": pipeline.TOLERANCE}):
+        _say_reproduced(found)
+    if not found.equal:
+        raise typer.Exit((NotReproducible if found.equal is None else OtherWeights).exit_code)
+
+
+def _say_reproduced(found: pipeline.Reproduction) -> None:
+    console = output.stdout()
+    if found.largest_difference is None:
+        console.print(f"[b]{output.escape(found.policy)}[/] cannot be made again:")
+        for why in found.why_not.values():
+            output.print_below(console, why)
+        for kind, digests in found.runs_missing.items():
+            output.print_below(console, f"{kind}, by the digests in the manifest: {', '.join(digests)}")
+        return
+    data = f"{output.counted(found.groups, 'group', 'groups')} with {output.counted(found.runs, 'run', 'runs')}"
+    said = "the weights are equal" if found.equal else "the weights are [b]not equal[/]"
+    console.print(f"[b]{output.escape(found.policy)}[/] was made again in {output.seconds(found.took_s)}: {said}")
+    output.print_below(
+        console,
+        f"the largest difference of {found.weights:,} weights is {found.largest_difference:.3g}; up to "
+        f"{pipeline.TOLERANCE:g} counts as equal",
+        f"it learned from {data}",
+        *(f"{key} was {then}, and is {now} here" for key, (then, now) in found.made_with.items()),
+    )
 
 
 @command

@@ -1,4 +1,4 @@
-"""Commands about which policy serves: `promote`, `reject`, `policies`, `watch`; and threads of `serve`."""
+"""Commands about which policy serves: `promote`, `reject`, `rollback`, `policies`, `watch`; and threads of `serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from threading import Event, Thread
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -104,6 +104,52 @@ def reject(
 
 
 @command
+def rollback(
+    project: ActingProject,
+    wait: Wait,
+    dry: DryRun,
+    to: Annotated[
+        str | None,
+        Option(
+            "Who answers then: an earlier champion, or `upstream`; a test that is running ends as well. Default: end "
+            "the test if there is one, else the champion before.",
+            metavar="NAME@STEP|upstream",
+        ),
+    ] = None,
+    reason: Annotated[str, REASON] = "rolled back by hand",
+) -> None:
+    """Reject the policy that is being tested. If none is being tested, make the previous champion serve again.
+
+    Beside upstream, a policy that is tested is not rejected but learns on. One that was retired before its test is
+    retired again. If the champion has taken upstream's place,
+    upstream answers again, and the policy learns on.
+
+    It also works while the engine is down. If upstream answers already, or whoever is named, there is nothing to do;
+    one goes from upstream to an earlier champion by its name.
+
+    Exit codes: 0 they answer, or answered already; 19 there is no such policy, or no champion before this one; 14 that
+    policy never served, or was rejected.
+    """
+    with project.opened() as (settings, opened):
+        who = project.actor("rollback")
+        done = pipeline.roll_back(settings, opened.ledger, to=to, who=who, reason=reason, dry_run=dry.dry_run)
+        target, before, ended = done.target, done.before, done.test_ended
+        following = followed(opened, settings, wait=wait, dry=dry)
+        if not project.as_json:
+            is_now, serves = insights.rolled_back_in_words(done)
+            told = (is_now, serves, following.words())
+            output.say(dry.head + "; ".join(filter(None, told)))
+        # Last, because reading the calls of a month takes seconds on a large store.
+        rewards = insights.own_rewards(opened, before, target, now=time.time()) if target != before else {}
+        facts: dict[str, Any] = {"champion": None if target == types.UPSTREAM_ARM else target}
+        facts |= {"test_ended": ended, "rejected": ended if done.state == "rejected" else None}
+        facts |= {"was": before, "rewards": rewards} | following.facts()
+        if not project.answered(facts):
+            warn_if_worse(rewards, before, target)
+    following.end()
+
+
+@command
 def policies(context: typer.Context, project: Project) -> None:
     """List all policies: state, parent, age, result of the gate, and share of the sessions."""
     if is_before_subcommand(context):
@@ -113,6 +159,34 @@ def policies(context: typer.Context, project: Project) -> None:
     told = [asdict(each) | {"percent": insights.percent_of(each, route)} for each in found]
     if not project.answered({"policies": told}):
         _print_policies(found, route, time.time())
+
+
+@command
+def show_policy(
+    policy: Annotated[str, typer.Argument(help="NAME@STEP of a policy in any state.")], project: Project
+) -> None:
+    """Show where a policy comes from: parents, data, judge, settings, gate, time served, and what became of it.
+
+    `--json` also has the ids of the groups and runs that it learned from, all settings and all metrics.
+
+    Exit codes: 0 shown; 19 there is no such policy.
+    """
+    with project.opened() as (_, opened):
+        now = time.time()
+        story = insights.story_of(opened, policy, now=now)
+    if project.answered(story.facts):
+        return
+    console, grid = output.stdout(), output.grid("dim", "")
+    console.print(f"[b]{output.escape(story.policy.name)}[/] {story.policy.state}")
+    for name, words in story.rows(now):
+        grid.add_row(name, output.Text(output.visible(words)))
+    console.print(grid)
+    console.print()
+    for move in reversed(story.history):
+        change = f"{move['from_state'] or 'new'} -> {move['to_state']}"
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move["at"]))
+        console.print(output.Text(f"{at}  {change}, by {output.one_line(move['who'])}"))
+        output.print_below(console, *output.sentences(move["reason"]))
 
 
 @command

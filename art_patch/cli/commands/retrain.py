@@ -15,8 +15,7 @@ import typer
 from art_patch import gate, insights, pipeline, rewards, serving, store, types
 from art_patch.cli import output
 from art_patch.cli.commands.consent import host_of, tell_once
-from art_patch.cli.commands.notify import tell_people
-from art_patch.cli.cycle_notes import in_log, noted
+from art_patch.cli.commands.cycles import in_log, noted, tell_people
 from art_patch.cli.logs import Log
 from art_patch.cli.options import ActingProject, Judging, Project, make_embed, open_existing
 from art_patch.cli.typed_options import Only, Option, command, setting
