@@ -115,37 +115,27 @@ def _add_group(
     return group
 
 
+def _add_both(panel: str, name: str, own: Command, **below: Command) -> None:
+    """Add a command, such as one that lists, which is a group as well: `below` are the commands of the group."""
+    group = typer.Typer(name=name)
+    group.callback(invoke_without_command=True)(own)
+    _add(None, to=group, **below)
+    app.add_typer(group, rich_help_panel=panel)
+
+
 _add(RUN, run.run, run.proxy, serve.serve, run.demo)
 _add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
 
-_add(
-    LOOK,
-    web.web,
-    status.status,
-    store.projects,
-    report.report,
-    measure.analytics,
-    report.days,
-    report.scenarios,
-    trajectories.history,
-    trajectories.diff,
-)
-# `groups` is a command itself, which measures, and a group.
-_groups = typer.Typer(name="groups")
-_groups.callback(invoke_without_command=True)(measure.groups)
-_add(None, to=_groups, show=measure.show_group)
-app.add_typer(_groups, rich_help_panel=LOOK)
+_add(LOOK, web.web, status.status, store.projects, report.report, measure.analytics, report.days, report.scenarios)
+_add(LOOK, trajectories.history, trajectories.diff)
+_add_both(LOOK, "groups", measure.groups, show=measure.show_group)
 _add_group(
     LOOK, "trajectories", "Look at recorded runs: list, show.", list=trajectories.list_trajectories,
     show=trajectories.show,
 )  # fmt: skip
 
 _add(LEARN, retrain.retrain, retrain.score)
-# `cycles` is a command itself, which lists, and a group.
-_cycles = typer.Typer(name="cycles")
-_cycles.callback(invoke_without_command=True)(cycles.cycles)
-_add(None, to=_cycles, show=cycles.show_cycle)
-app.add_typer(_cycles, rich_help_panel=LEARN)
+_add_both(LEARN, "cycles", cycles.cycles, show=cycles.show_cycle)
 _add_group(LEARN, "judge", "Measure the judge: test.", test=measure.judge_test)
 _feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=run.serve_feedback)
 _add(None, to=_feedback, **{"import": trackers.import_feedback})  # a word of Python's, no keyword for above
@@ -157,14 +147,10 @@ _add_group(
     LEARN, "cron", "Retrain every night: print, install, remove.", cron.install, cron.remove, print=cron.print_recipe
 )
 
-# `policies` is a command itself, which lists, and a group.
-_policies = typer.Typer(name="policies")
-_policies.callback(invoke_without_command=True)(policies.policies)
-_add(
-    None, to=_policies, show=policies.show_policy, export=policy_copies.export_policy,
+_add_both(
+    DECIDE, "policies", policies.policies, show=policies.show_policy, export=policy_copies.export_policy,
     **{"import": policy_copies.import_policy}, push=policy_copies.push,
 )  # fmt: skip
-app.add_typer(_policies, rich_help_panel=DECIDE)
 _add(DECIDE, measure.evaluate, measure.reproduce, policies.promote, policies.watch, policies.rollback, policies.reject)
 
 _add(DATA, files.export, store.erase, consent.consent)

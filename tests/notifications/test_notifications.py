@@ -20,8 +20,7 @@ from art_patch.cli.app import app
 from art_patch.cli.commands.cycles import tell_people
 from art_patch.errors import ConfigError
 from art_patch.notifications import Notifier, addresses
-from art_patch.notifications.messages import of_test
-from art_patch.notifications.sending import SILENT
+from art_patch.notifications.notifier import SILENT, of_test
 from art_patch.policies import base_fingerprint
 from art_patch.settings import load_settings
 from art_patch.store import Store, open_store

@@ -19,7 +19,6 @@ from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError
 from art_patch.trajectories import number_tool_calls
 
-UPSTREAM = "upstream"  # what commands call answers that no policy gave
 WIDE = 110  # columns of a terminal that has room for everything
 NARROW = 80  # below so many columns there is no room for user and session
 
@@ -40,18 +39,10 @@ class Listing:
         "newest"
     )
 
-    @property
-    def searches(self) -> bool:
-        """Whether the search index is needed."""
-        return bool(self.search) or self.tool is not None
-
-    def page(self, opened: store.Store, chosen: store.Filter) -> tuple[list[str], int, store.Found | None]:
-        """Return the ids of the page, the number of trajectories that match, and what a search found."""
+    def wanted(self) -> insights.RunsWanted:
+        """Return which page of which runs these options ask for."""
         by: store.Sort = self.sort  # pyright: ignore[reportAssignmentType] - the command has checked it
-        wanted = insights.RunsWanted(tuple(self.search or ()), self.tool, by, self.limit, self.after)
-        page = insights.runs_page(opened, chosen, wanted)
-        matching = opened.browse.count(chosen) if page.found is None else len(page.found.ids)
-        return list(page.ids), matching, page.found
+        return insights.RunsWanted(tuple(self.search or ()), self.tool, by, self.limit, self.after)
 
 
 @command
@@ -66,13 +57,14 @@ def list_trajectories(wanted: TrajectoryFilter, listing: Listing, project: Proje
     one_of("--sort", listing.sort, get_args(store.Sort))
     if listing.after is not None and listing.sort != "newest":
         raise ConfigError("--after goes on in the order of time; with --sort, show more with -n")
-    chosen = wanted.chosen()
+    chosen, asked = wanted.chosen(), listing.wanted()
     with project.opened() as (settings, opened):
-        if listing.searches and settings.search == "off":
+        if asked.searches and settings.search == "off":
             raise ConfigError("the search is off; set ART_PATCH_SEARCH=on for this command, for serve and for retrain")
         require_policy(opened, chosen.policy)
-        ids, matching, found = listing.page(opened, chosen)
-        summaries = opened.browse.summaries(ids, openings=True)
+        page = insights.runs_page(opened, chosen, asked)
+        found, summaries = page.found, opened.browse.summaries(page.ids, openings=True)
+        matching = opened.browse.count(chosen) if found is None else len(found.ids)
         held = opened.browse.count(store.Filter())
     shown = [asdict(one) | {"status": one.status, "duration_s": one.duration_s} for one in summaries]
     facts = {"trajectories": shown, "matching": matching, "held": held}
@@ -267,7 +259,7 @@ def diff(
     """
     with project.opened() as (_, opened):
         # Upstream is a party without a policy: its calls have none.
-        names = [None if name == UPSTREAM else name for name in (a, b)]
+        names = [None if name == types.UPSTREAM_ARM else name for name in (a, b)]
         for name in names:
             require_policy(opened, name)
         count, pairs = opened.browse.answered_by_both(*names, limit=limit)
