@@ -1,9 +1,9 @@
 """Rewards: scores each sibling of a group, and combines a sibling's scores into one reward.
 
 `judge` is RULER, an LLM judge, in the order of the data: `question` selects what it is shown, `prompt` writes it as
-messages, `client` sends them within a budget, `verdict` parses the answer. `ruler` does so for many groups; `ruler_api`
-is for users of OpenPipe ART. `defences` looks for signs that the judge was fooled, and measures how good a judge is.
-`checks` runs the user's scoring functions, and `combine` computes the reward by a rule of `criteria`.
+messages, `client` sends them within a budget, `question` parses the answer. `ruler` does so for many groups;
+`ruler_api` is for users of OpenPipe ART. `defences` looks for signs that the judge was fooled, and measures how good a
+judge is. `checks` runs the user's scoring functions, and `combine` computes the reward by a rule of `criteria`.
 """
 
 from art_patch.rewards.checks import Check, Checked, load_checks, run_checks

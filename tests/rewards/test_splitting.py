@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from art_patch.errors import ConfigError
 from art_patch.rewards import DEFAULT_RUBRIC, Judge, read_prompt
 from art_patch.rewards.judge.prompt import write_prompt
-from art_patch.rewards.judge.question import Question, TooLongError, make_question, merge, shorten, split, to_line
-from art_patch.rewards.judge.verdict import Verdict
+from art_patch.rewards.judge.question import (
+    Question,
+    TooLongError,
+    Verdict,
+    make_question,
+    merge,
+    shorten,
+    split,
+    to_line,
+)
 from art_patch.types import Group
 
 GroupOf = Callable[..., Group]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from art_patch.rewards.judge.verdict import VERDICT_SCHEMA, Verdict, VerdictError, parse_verdict
+from art_patch.rewards.judge.question import VERDICT_SCHEMA, Verdict, VerdictError, parse_verdict
 
 IDS = ("bcdfgh", "jkmnpq")
 

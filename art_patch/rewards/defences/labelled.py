@@ -24,9 +24,8 @@ from art_patch.errors import MalformedFile
 from art_patch.rewards.defences.batch import OrderedJudge
 from art_patch.rewards.defences.suspicion import compare, pairwise_agreement
 from art_patch.rewards.judge.client import Usage, total
-from art_patch.rewards.judge.question import make_question
+from art_patch.rewards.judge.question import make_question, shown
 from art_patch.rewards.judge.ruler import JudgeReport
-from art_patch.rewards.judge.verdict import shown
 from art_patch.trajectories import as_run, transcript
 from art_patch.types import Group, Trajectory
 

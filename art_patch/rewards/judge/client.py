@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.rewards.judge.verdict import VERDICT_SCHEMA
+from art_patch.rewards.judge.question import VERDICT_SCHEMA
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

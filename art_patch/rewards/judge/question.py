@@ -1,4 +1,4 @@
-"""Makes the judge's question about a group: distinct attempts as lines of JSON, cut or split if too long. Pure.
+"""The judge's question about a group, attempts as lines of JSON, and the verdicts that are read from its answer. Pure.
 
 - Siblings with the same transcript are one attempt, so they get the same score.
 - The judge sees messages and tools only: no policy name, log-probability, user, tag, key or score.
@@ -18,19 +18,24 @@ the judge ranks well. Every part shows the same two randomly chosen attempts, th
 in each part, so the scores of each part are mapped to the scale of the first part, by linear interpolation through (0,
 0), the two anchors and (1, 1). The map keeps the order within a part and stays in 0..1. If a part's anchors are tied,
 or in another order than in the first part, the scores of that part stay as they are.
+
+**Reading the answer** (`parse_verdict`) is strict, because a misread answer teaches the wrong behaviour: every id must
+occur exactly once and no other id, a score must be a finite number from 0 to 1 (no string, boolean or NaN), and no key
+may occur twice. Around the JSON only a Markdown code fence is accepted. An error message is one plain sentence, because
+the judge reads it before its second try.
 """
 
 import hashlib
 import json
 import random
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Literal, cast
 
-from art_patch.rewards.judge.verdict import Verdict
 from art_patch.trajectories import main_call, number_tool_calls, offered_tools, transcript
 from art_patch.types import JSON, Group
 
@@ -43,6 +48,14 @@ class Attempt:
 
     lines: tuple[str, ...]  # one line of JSON for each message
     members: tuple[str, ...]  # ids of the trajectories with this transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judge's score for one sibling, a finite number from 0 to 1, and the judge's reason for it."""
+
+    score: float
+    explanation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +182,6 @@ def _note(lines: Sequence[str]) -> str:
 
 # --- too large: parts with anchors ---
 
-
 ANCHORS = 2
 
 # Shares of its room that an attempt is shortened to, until the parts fit. Several, because the number of tokens for a
@@ -263,3 +275,105 @@ def _scale(knots: Sequence[tuple[float, float]]) -> Callable[[float], float]:
         return min(max(y + (y2 - y) * (score - x) / (x2 - x), 0.0), 1.0)
 
     return scale
+
+
+# --- the answer ---
+
+# The same for every group, without ids and range: servers compile and cache a schema, and some refuse `maximum`.
+VERDICT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "scores": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                # The explanation stands before the score so that the judge has reasoned when it picks the number.
+                "properties": {
+                    "trajectory_id": {"type": "string"},
+                    "explanation": {"type": "string"},
+                    "score": {"type": "number"},
+                },
+                "required": ["trajectory_id", "explanation", "score"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["scores"],
+    "additionalProperties": False,
+}
+
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\r?\n(.*)\n[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+_ROW_KEYS = frozenset(("trajectory_id", "explanation", "score"))
+_SHOWN = 60
+
+
+class VerdictError(ValueError):
+    """Raised if the judge's answer is not valid; the message is one sentence that says what is wrong."""
+
+
+def parse_verdict(text: str, ids: Collection[str]) -> dict[str, Verdict]:
+    """Return id -> verdict for the prompt's `ids`; `VerdictError` unless the text has exactly one valid for each."""
+    verdicts: dict[str, Verdict] = {}
+    for row in _rows(text):
+        name, verdict = _read_row(row)
+        if name not in ids:
+            raise VerdictError(f"there is no trajectory_id {shown(name)}; use only {', '.join(ids)}.")
+        if name in verdicts:
+            raise VerdictError(f"trajectory_id {name!r} is scored more than once; score each exactly once.")
+        verdicts[name] = verdict
+    missing = [name for name in ids if name not in verdicts]
+    if missing:
+        raise VerdictError(f"these trajectory_ids have no score: {', '.join(missing)}; score each exactly once.")
+    return verdicts
+
+
+def _rows(text: str) -> list[Any]:
+    fenced = _FENCED.fullmatch(text)
+    bare = fenced[1] if fenced else text
+    try:
+        answer: Any = json.loads(bare, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+    except VerdictError:
+        raise
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or a number is too long"
+        raise VerdictError(f"the answer is not a JSON object and nothing else ({why}).") from None
+    if not isinstance(answer, dict) or list(cast("dict[str, Any]", answer)) != ["scores"]:
+        raise VerdictError('the answer must be a JSON object with the single key "scores".')
+    rows: Any = answer["scores"]
+    if not isinstance(rows, list):
+        raise VerdictError('"scores" must be a list.')
+    return cast("list[Any]", rows)
+
+
+def _read_row(row: Any) -> tuple[str, Verdict]:
+    if not isinstance(row, dict) or cast("dict[str, Any]", row).keys() != _ROW_KEYS:
+        raise VerdictError('each entry of "scores" must have exactly the keys "trajectory_id", "explanation", "score".')
+    given = cast("dict[str, Any]", row)
+    name, explanation, score = given["trajectory_id"], given["explanation"], given["score"]
+    if not isinstance(name, str) or not isinstance(explanation, str):
+        raise VerdictError('"trajectory_id" and "explanation" must be strings.')
+    # A boolean is an int to Python; "not (a <= b <= c)" is also true of NaN.
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise VerdictError(f'the "score" of {shown(name)} must be a number from 0 to 1, not {shown(score)}.')
+    # JSON can spell half a surrogate pair, which no database takes.
+    return name, Verdict(float(score), explanation.encode("utf-8", "replace").decode())
+
+
+def _refuse_constant(name: str) -> None:
+    raise VerdictError(f"{name} is not a number that JSON or this scale knows; scores go from 0 to 1.")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise VerdictError("a JSON object in the answer has the same key twice.")
+    return found
+
+
+def shown(value: Any) -> str:
+    """Return a value of JSON for an error message, in ASCII and at most 60 characters long."""
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal form, by Python's limit
+        text = f"that {type(value).__name__}"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -24,11 +24,12 @@ from typing import Any
 
 from art_patch._lib.ids import derived_id
 from art_patch.errors import ConfigError, JudgeError
+from art_patch.rewards.combine import SCORE_NAME, SCORE_SOURCE
 from art_patch.rewards.judge import client
+from art_patch.rewards.judge import question as questions
 from art_patch.rewards.judge.client import AskError, Budget, JudgeClient, Usage
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, JudgePrompt, Rubric, write_prompt
-from art_patch.rewards.judge.question import ANCHORS, Order, Question, TooLongError, make_question, merge, rng_of, split
-from art_patch.rewards.judge.verdict import Verdict, VerdictError, known_scores, make_scores, parse_verdict
+from art_patch.rewards.judge.question import ANCHORS, Order, Question, Verdict, VerdictError
 from art_patch.types import Group, Judgement, Score
 
 # Expected answer of a judge for each attempt. A reasoning judge writes more; the budget learns how much.
@@ -156,12 +157,12 @@ class Judge:
         def size(question: Question) -> int:
             return client.count_tokens(self.model, write_prompt(question, self.rubric, rng=random.Random(0)).text)
 
-        whole = make_question(group)
+        whole = questions.make_question(group)
         # The anchors are drawn by the group's id, so both orders of a group are split alike.
-        rng = rng_of(group, "anchors")
+        rng = questions.rng_of(group, "anchors")
         try:
-            parts = split(whole, size, max_tokens=limit, max_siblings=self.max_siblings, rng=rng)
-        except TooLongError as error:
+            parts = questions.split(whole, size, max_tokens=limit, max_siblings=self.max_siblings, rng=rng)
+        except questions.TooLongError as error:
             return Plan(group.id, len(whole.attempts), too_long=str(error))
         requests: list[Request] = []
         for part in parts:
@@ -199,7 +200,7 @@ class Judge:
         """
         waiting = list(groups)
         at = time.time() if now is None else now
-        found = known_scores(waiting, known, judge=self.model, rubric=self.rubric.version)
+        found = _known_scores(waiting, known, judge=self.model, rubric=self.rubric.version)
         asked = [group for group in waiting if group.id not in found]
         scores = [score for of_group in found.values() for score in of_group]
         unscored, failed, judgements, spent = dict[str, str](), dict[str, str](), list[Judgement](), list[Usage]()
@@ -210,7 +211,7 @@ class Judge:
                 if outcome.verdicts is None:
                     unscored[group.id] = outcome.reason or ""
                 else:
-                    given = make_scores(group, outcome.verdicts, judge=self.model, rubric=self.rubric.version, at=at)
+                    given = _make_scores(group, outcome.verdicts, judge=self.model, rubric=self.rubric.version, at=at)
                     scores += given
                     if on_scored is not None:
                         on_scored(group, given, outcome.usage)
@@ -277,7 +278,7 @@ class Judge:
             )
         except VerdictError as error:
             return _Outcome(reason=f"no valid verdict in two tries: {error}", failed=True, facts=facts)
-        return _Outcome(merge(parts), facts=facts)
+        return _Outcome(questions.merge(parts), facts=facts)
 
     def _ask(self, request: Request, spent: list[Usage], stop: threading.Event) -> dict[str, Verdict]:
         """Ask once, and once more if the answer is not a valid verdict; return verdicts by trajectory id.
@@ -287,7 +288,7 @@ class Judge:
         prompt = request.prompt
         text = self._client.ask(prompt.messages, request.estimate_usd, spent, stop)
         try:
-            return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
+            return _by_trajectory(prompt, questions.parse_verdict(text, prompt.siblings))
         except VerdictError as error:
             wrong = str(error)
         quoted = {"role": "assistant", "content": text[:_QUOTED].strip() or "(empty)"}
@@ -301,7 +302,7 @@ class Judge:
             # The budget ended before the repair try, but the judge was asked and failed, and that must not be hidden.
             reason = f"{error.reason}; the answer before was no valid verdict: {wrong}"
             raise AskError(reason, "budget", failed=True) from None
-        return _by_trajectory(prompt, parse_verdict(text, prompt.siblings))
+        return _by_trajectory(prompt, questions.parse_verdict(text, prompt.siblings))
 
     def _judgement(self, group: Group, outcome: _Outcome, order: Order, purpose: str, at: float) -> Judgement:
         return Judgement(
@@ -328,3 +329,28 @@ class Judge:
 
 def _by_trajectory(prompt: JudgePrompt, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
     return {member: verdicts[name] for name, members in prompt.siblings.items() for member in members}
+
+
+def _known_scores(
+    groups: Sequence[Group], scores: Iterable[Score], *, judge: str, rubric: str
+) -> dict[str, tuple[Score, ...]]:
+    """Return group id -> scores, for each group whose siblings all have a score of this judge under this rubric."""
+    found: dict[tuple[str | None, str], Score] = {}
+    for score in scores:
+        if (score.name, score.source, score.judge, score.rubric) == (SCORE_NAME, SCORE_SOURCE, judge, rubric):
+            found[score.group_id, score.trajectory_id] = score
+    keys_of = {group.id: [(group.id, sibling.id) for sibling in group.trajectories] for group in groups}
+    return {name: tuple(found[key] for key in keys) for name, keys in keys_of.items() if found.keys() >= set(keys)}
+
+
+def _make_scores(
+    group: Group, verdicts: Mapping[str, Verdict], *, judge: str, rubric: str, at: float
+) -> tuple[Score, ...]:
+    """Return a score for each verdict; a second judgement has the same ids, so it replaces the scores of the first."""
+    about: dict[str, Any] = {"group_id": group.id, "rubric": rubric, "judge": judge}
+
+    def score(key: str, verdict: Verdict) -> Score:
+        name = derived_id(SCORE_NAME, group.id, key, rubric, judge)
+        return Score(name, key, SCORE_NAME, verdict.score, SCORE_SOURCE, at, verdict.explanation, **about)
+
+    return tuple(score(key, verdict) for key, verdict in verdicts.items())
