@@ -42,18 +42,10 @@ _FOREVER_HOURS = 1e9
 
 
 def retrain(
-    store: Store,
-    engine: EngineClient,
-    judge: OrderedJudge,
-    adapters: Path,
-    config: CycleConfig,
-    *,
-    gate_judge: OrderedJudge | None = None,
-    who: str,
-    progress: Progress,
-    now: float | None = None,
+    store: Store, engine: EngineClient, judge: OrderedJudge, adapters: Path, config: CycleConfig, *,
+    gate_judge: OrderedJudge | None = None, who: str, progress: Progress, now: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> CycleReport:
+) -> CycleReport:  # fmt: skip
     """Run one cycle, from grouping to promotion, and return its report.
 
     Args:

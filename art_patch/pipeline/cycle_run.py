@@ -102,16 +102,9 @@ class Cycle(Run):
 
 
 Outcome = Literal[
-    "promoted",
-    "rejected",
-    "learns",
-    "nothing to do",
-    "out of time",
-    "not idle",
-    "waits for approval",
-    "canary",
+    "promoted", "rejected", "learns", "nothing to do", "out of time", "not idle", "waits for approval", "canary",
     "failed",
-]
+]  # fmt: skip
 
 LONG = ("history", "corrections_upto", "checks", "config", "data_sha256", "gains", "ruined", "results", "job")
 """Names of metrics that are too long for people; only the store and `--json` show them."""

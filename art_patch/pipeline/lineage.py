@@ -98,31 +98,28 @@ def _digest_of_rows(key: str, rows: Sequence[training.Row]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-@dataclass(frozen=True, slots=True)
-class Remade:
-    """The groups of an update as the store has them now, and the digests of the runs for which that is not so."""
-
-    groups: tuple[training.TrainGroup, ...] = ()
-    gone: tuple[str, ...] = ()  # erased, or deleted because they were too old
-    withdrawn: tuple[str, ...] = ()  # not to be learned from any more
-    changed: tuple[str, ...] = ()  # with other rows than at the update, such as of a call that was recorded later
+_BECAME = {
+    "erased": "erased, or too old to be kept",
+    "withdrawn": "not to be learned from any more",
+    "changed": "recorded otherwise than they were, as after a late call",  # their rows are others than at the update
+}
+"""What became of runs without which an update cannot be made again, in words."""
 
 
-def written(manifest: Mapping[str, Any]) -> JSON | None:
-    """Return what a manifest says of the data of its update; `None` if its release did not keep enough of it."""
-    data: Any = manifest.get(policies.DATA)
-    return data.get(_UPDATE) if isinstance(data, dict) else None
+def _groups_again(
+    store: Store, directory: Path, policy: str, update: JSON, config: training.TrainConfig
+) -> tuple[tuple[training.TrainGroup, ...], dict[str, tuple[str, ...]]]:
+    """Read the groups of a policy's update, which its manifest in the project's `directory` names, from the store.
 
-
-def remade(store: Store, directory: Path, policy: str, update: JSON, config: training.TrainConfig) -> Remade:
-    """Read the groups of a policy's update, which its manifest in the project's `directory` names, from the store."""
+    Also return the digests of the runs for which that is not possible, by what became of them.
+    """
     key = read_key(directory / _KEY_FILE) or ""
     learned = store.reports.learned(policy)
     ids = {_digest(key, group): group for group in learned.groups}
     runs = store.read.members(learned.groups)
     known = {_digest(key, run): run for run in {*learned.runs, *runs}}
     allowed = store.consent.learned_from(sorted(known.values()))
-    found: dict[str, list[str]] = {"gone": [], "withdrawn": [], "changed": []}
+    missing: dict[str, list[str]] = {became: [] for became in _BECAME}
 
     def siblings(these: Sequence[Any]) -> Iterator[training.Sibling]:
         there = {each.id: each for each in store.read.trajectories([known[one[0]] for one in these if one[0] in known])}
@@ -132,15 +129,15 @@ def remade(store: Store, directory: Path, policy: str, update: JSON, config: tra
             if of_rows is None:  # it was not computed, so nothing of it is needed
                 yield sibling
             elif run not in there:
-                found["gone"].append(digest)
+                missing["erased"].append(digest)
             elif run not in allowed:
-                found["withdrawn"].append(digest)
+                missing["withdrawn"].append(digest)
             else:
                 rows, _ = training.rows_and_report(
                     there[run], max_tokens=config.max_tokens, learn_truncated=config.learn_truncated
                 )
                 if _digest_of_rows(key, rows) != of_rows:
-                    found["changed"].append(digest)
+                    missing["changed"].append(digest)
                 yield replace(sibling, example=training.Example(rows, advantage))
 
     # A group that the policy is not noted to have learned from was left out of the update: its runs were too far.
@@ -149,7 +146,7 @@ def remade(store: Store, directory: Path, policy: str, update: JSON, config: tra
         for group in update["groups"]
         if group["group"] in ids
     )
-    return Remade(groups, **{name: tuple(digests) for name, digests in found.items()})
+    return groups, {became: tuple(digests) for became, digests in missing.items() if digests}
 
 
 # --- the update made again ---
@@ -258,7 +255,8 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     if base is None or _lacks_files(adapters, policy.name, base, "own", why_not):
         return _Input(why_not)
     manifest = policies.read_json(adapters / policy.name, policies.MANIFEST)
-    update, config = written(manifest), _config_of(manifest, why_not)
+    data, config = manifest.get(policies.DATA), _config_of(manifest, why_not)
+    update = data.get(_UPDATE) if isinstance(data, dict) else None
     if update is None or "made_with" not in manifest:
         return _Input({"no_record": "the release that made it did not record what it was given, row by row"})
     try:
@@ -282,7 +280,7 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     # An evaluation changes no weight.
     config = replace(config, eval_steps=None, early_stop=None)
     try:
-        data = remade(store, adapters.parent, policy.name, update, config)
+        groups, missing = _groups_again(store, adapters.parent, policy.name, update, config)
     except ConfigError as error:
         return _Input(why_not | {"no_key": f"the digests in its manifest cannot be compared: {error}"})
     job = training.TrainJob(
@@ -292,7 +290,7 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
         champion=_adapter(adapters, manifest["champion"]),
         target=adapters.parent / REPRODUCTION / "adapters" / policy.name,
         config=config,
-        groups=data.groups,
+        groups=groups,
     )
     made: JSON = manifest["made_with"] | {"art_patch": manifest["art_patch"]}
     here = training.made_with(config) | {"art_patch": __version__}
@@ -300,7 +298,9 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     others = {key: (made.get(key), here[key]) for key in here if key != "threads" and made.get(key) != here[key]}
     if made["threads"] * config.processes > _MOST_THREADS:
         why_not["settings"] = f"it was made with more than {_MOST_THREADS} threads"
-    return _Input(why_not, job, _missing(data, why_not), others, made["threads"])
+    for became, digests in missing.items():
+        why_not[became] = f"of the runs that it learned from, {len(digests)} are {_BECAME[became]}"
+    return _Input(why_not, job, missing, others, made["threads"])
 
 
 def _base_of(policy: Policy, why_not: dict[str, str]) -> policies.BaseModel | None:
@@ -343,19 +343,6 @@ def _step(name: str) -> int:
 
 def _adapter(adapters: Path, name: str) -> Path | None:
     return adapters / name if _step(name) else None  # step 0 is the base model
-
-
-def _missing(data: Remade, why_not: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the digests of the runs that are missing, by what became of them, and add the reasons to `why_not`."""
-    words = {
-        "erased": (data.gone, "erased, or too old to be kept"),
-        "withdrawn": (data.withdrawn, "not to be learned from any more"),
-        "changed": (data.changed, "recorded otherwise than they were, as after a late call"),
-    }
-    for kind, (digests, said) in words.items():
-        if digests:
-            why_not[kind] = f"of the runs that it learned from, {len(digests)} are {said}"
-    return {kind: digests for kind, (digests, _) in words.items() if digests}
 
 
 def _run(job: training.TrainJob, threads: int, work: Path, progress: Callable[[int, int, str], None]) -> None:

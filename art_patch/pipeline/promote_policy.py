@@ -296,16 +296,9 @@ def _act_on_watch(
 
 
 def watch(
-    store: Store,
-    engine: EngineClient | None,
-    config: promotion.CanaryConfig,
-    *,
-    who: str,
-    stop: Event,
-    act: bool = True,
-    every_s: float = EVERY_S,
-    on_report: Callable[[WatchReport], None] | None = None,
-) -> None:
+    store: Store, engine: EngineClient | None, config: promotion.CanaryConfig, *, who: str, stop: Event,
+    act: bool = True, every_s: float = EVERY_S, on_report: Callable[[WatchReport], None] | None = None,
+) -> None:  # fmt: skip
     """Call `watch_once` every `every_s` seconds until `stop` is set; the pause is longer if a call takes long.
 
     Unless it only looks (without `act`), it also calls `control_once` every `CONTROL_EVERY_S` seconds.

@@ -84,14 +84,9 @@ def project_lock(directory: Path, what: str = "cycle") -> Generator[None]:
 
 @contextmanager
 def exclusive_cycle(
-    store: Store,
-    directory: Path,
-    *,
-    who: str,
-    beat_s: float = BEAT_S,
-    watch_s: float = WATCH_S,
+    store: Store, directory: Path, *, who: str, beat_s: float = BEAT_S, watch_s: float = WATCH_S,
     clock: Callable[[], float] = time.time,
-) -> Generator[CycleLease]:
+) -> Generator[CycleLease]:  # fmt: skip
     """Hold the project's lock file and the store's lease while the block runs; `Busy` if another process holds one.
 
     `who` goes into the audit log if the lease is taken over from a dead process; `clock` gives times for people only.

@@ -23,19 +23,10 @@ REASON = "trained by hand; no gate was asked"
 
 
 def evaluate(
-    store: Store,
-    engine: serving.EngineClient,
-    judge: rewards.OrderedJudge,
-    adapters: Path,
-    config: CycleConfig,
-    policy: str,
-    against: str | None = None,
-    *,
-    gate_judge: rewards.OrderedJudge | None = None,
-    who: str,
-    progress: Progress,
-    now: float | None = None,
-) -> tuple[str, gate.Verdict]:
+    store: Store, engine: serving.EngineClient, judge: rewards.OrderedJudge, adapters: Path, config: CycleConfig,
+    policy: str, against: str | None = None, *,
+    gate_judge: rewards.OrderedJudge | None = None, who: str, progress: Progress, now: float | None = None,
+) -> tuple[str, gate.Verdict]:  # fmt: skip
     """Compare two policies on held-out scenarios with the gate, without promoting or rejecting any.
 
     Returns the name of the policy that was compared with, `against` or else the champion, and the verdict:
@@ -91,16 +82,9 @@ class ExplicitUpdate:
 
 
 def run_explicit_update(
-    store: Store,
-    engine: serving.EngineClient,
-    adapters: Path,
-    config: training.TrainConfig,
-    group_ids: Sequence[str],
-    *,
-    evaluation: Sequence[str] = (),
-    who: str,
-    progress: Progress,
-) -> ExplicitUpdate:
+    store: Store, engine: serving.EngineClient, adapters: Path, config: training.TrainConfig, group_ids: Sequence[str],
+    *, evaluation: Sequence[str] = (), who: str, progress: Progress,
+) -> ExplicitUpdate:  # fmt: skip
     """Train on scored groups of the store, and promote the new policy as soon as the engine has proven it.
 
     While upstream is the champion, the new policy becomes the learner, and upstream goes on to answer the apps.

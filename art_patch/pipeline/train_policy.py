@@ -67,13 +67,9 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
 
 
 def train_groups(
-    run: Cycle,
-    champion: Policy,
-    groups: Sequence[Group],
-    *,
-    start: Policy | None = None,
-    evaluation: Sequence[Group] = (),
-) -> tuple[Policy | None, str]:
+    run: Cycle, champion: Policy, groups: Sequence[Group], *,
+    start: Policy | None = None, evaluation: Sequence[Group] = (),
+) -> tuple[Policy | None, str]:  # fmt: skip
     """Train like `train`, on these scored groups; `evaluation`: groups on which the update only measures itself."""
     start = start or _start(run, champion)
     # The name is taken before the update, so that a killed update and its continuation have one name.
@@ -208,14 +204,9 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Po
 
 
 def make_job(
-    run: Cycle,
-    champion: Policy,
-    groups: Sequence[Group],
-    target: Path,
-    *,
-    start: Policy | None = None,
-    evaluation: Sequence[Group] = (),
-) -> training.TrainJob | None:
+    run: Cycle, champion: Policy, groups: Sequence[Group], target: Path, *,
+    start: Policy | None = None, evaluation: Sequence[Group] = (),
+) -> training.TrainJob | None:  # fmt: skip
     """Return all inputs of an update that publishes `target`; `None` if there is nothing to learn.
 
     The update begins at `start`, by default at the champion. Groups from which nothing can be learned get the state
@@ -281,12 +272,9 @@ class _Made(NamedTuple):
 
 
 def _made(
-    run: Cycle,
-    champion: Policy,
-    start: Policy,
-    groups: Sequence[Group],
+    run: Cycle, champion: Policy, start: Policy, groups: Sequence[Group],
     rewards_of_groups: Sequence[Sequence[float | None]],
-) -> list[_Made]:
+) -> list[_Made]:  # fmt: skip
     config, judges = run.config.train, noise_of_judges(run.store.evidence.second_passes())
     noise = [reward_noise(group, judges, combination=run.config.combination) for group in groups]
     kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
