@@ -156,7 +156,7 @@ _EXEMPT = {
     "art_patch/settings.py:_is_pattern": "the user's own",
     "art_patch/policies/validation.py:_check_targets": "the adapter's own, on names of the base model's modules",
     "art_patch/store/backends/urls.py:_LOGIN": "a setting: the URL of the store",
-    "art_patch/training/kernels/families.py:_ROUTER": "names of the base model's modules",
+    "art_patch/training/families.py:_ROUTER": "names of the base model's modules",
 }
 """What is not looked at, and why that is no risk."""
 

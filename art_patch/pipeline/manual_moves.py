@@ -179,7 +179,7 @@ class Imported:
 
 def import_policy(
     store: Store, engine: EngineClient | None, adapters: Path, directory: Path, *, name: str | None = None,
-    sha256: str | None = None, who: str, now: float | None = None,
+    sha256: str | None = None, who: str,
 ) -> Imported:  # fmt: skip
     """Import the policy in `directory` as `name`; without one, under its own name if that is free, else the next step.
 
@@ -197,7 +197,7 @@ def import_policy(
         raise AdapterRejected(f"{leader.base} is not the base model any more on which {leader.name} was made")
     copy = policies.read_copy(directory, base, sha256=sha256)
     chosen = _name_for(store, adapters, leader.model, copy.evidence.policy, name)
-    at = time.time() if now is None else now
+    at = time.time()
     evidence = copy.evidence.model_dump(mode="json", exclude_none=True)
     origin: JSON = {"at": at, "manifest_sha256": copy.manifest_sha256, "evidence": evidence}
     policy = Policy(

@@ -5,15 +5,15 @@ The table lists the modules in the order in which an update uses them. A row is 
 | modules | what they do |
 |---|---|
 | `data/rows`, `rendering`, `supervised`, `round_trip` | turn recorded calls into rows, and mark the learned tokens |
-| `losses/loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
+| `loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
 | `loop/job` | keeps the input of an update as a record and a file, and plans its optimizer steps |
 | `loop/processes` | run the update in this process or in several |
 | `loop/update` | runs the training loop: scores all data once under the policy at the start, and makes the steps |
-| `loop/loading`, `kernels/families` | load the base model and put the LoRA on it |
-| `data/packing`, `kernels/attention`, `scoring` | compute log-probabilities, once for each distinct token |
-| `loop/start_scores` | scores the data under the policy at the start, and leaves out what is too far from it |
-| `losses/losses`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
-| `loop/metrics` | measures each step and the update, and ends it early |
+| `loop/loading`, `families` | load the base model and put the LoRA on it |
+| `data/packing`, `attention`, `scoring` | compute log-probabilities, once for each distinct token |
+| `loop/gradients` | scores the data under the policy at the start |
+| `losses`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
+| `loop/metrics` | leaves out rows far from that policy, measures each step and the update, and ends it early |
 
 No module here reads or writes the store. Importing the package loads neither torch nor transformers.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
     from art_patch.training.data.rows import Anchors, Example, Row, RowsReport, rows_and_report, trained_answers
     from art_patch.training.data.supervised import Pair, demonstrations, preferences
-    from art_patch.training.kernels.families import Family, family_of
+    from art_patch.training.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.loading import made_with, require_machine, require_servable
-    from art_patch.training.loop.start_scores import near_job
+    from art_patch.training.loop.metrics import near_job
     from art_patch.training.loop.update import run_job
-    from art_patch.training.losses.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups
+    from art_patch.training.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups
 else:
     __getattr__ = lazily()

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
-from art_patch.training.losses import loss_config as limits
-from art_patch.training.losses.loss_config import Limit, LossConfig, Scale
+from art_patch.training import loss_config as limits
+from art_patch.training.loss_config import Limit, LossConfig, Scale
 
 Schedule = Literal["constant", "linear", "cosine"]
 Start = Literal["candidate", "champion", "base"]

@@ -3,7 +3,7 @@
 Each loss is defined as data by three choices: a surrogate (the loss of one token), an aggregation (how the losses of
 tokens are weighed against each other) and a level (whether the probability ratio is that of a token or of its
 trajectory). Other combinations, and a setting that the chosen loss does not use, raise a `ConfigError`.
-`art_patch.training.losses.losses` computes the losses.
+`art_patch.training.losses` computes the losses.
 
 The surrogates use the ratio w. At level "token" it is exp(logprob - old) of the token. At level "sequence" it is the
 exponential of the mean of (logprob - old) over the token's trajectory. `old` is the log-probability under the policy at

@@ -7,7 +7,7 @@ policy-gradient loss of the token is
 
 The surrogate `gamma` has the importance weight, min(exp(old - recorded), importance_cap), in its W and not as a factor.
 The losses of all tokens are divided by the number that the aggregation names, and summed.
-`art_patch.training.losses.loss_config` lists surrogate, aggregation, level and paper of each loss. The test
+`art_patch.training.loss_config` lists surrogate, aggregation, level and paper of each loss. The test
 `test_loss_trl` checks that values and gradients equal those of TRL 1.16.
 
 Rules:
@@ -33,7 +33,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from art_patch.training.losses.loss_config import Aggregation, Estimator, LossConfig, SurrogateName
+from art_patch.training.loss_config import Aggregation, Estimator, LossConfig, SurrogateName
 
 # Log ratios are kept within this, as in verl. exp(20) is 5e8, and beyond it there is no gradient. So finite
 # log-probabilities always give a finite loss.

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import TrainingError
+from art_patch.training import attention
 from art_patch.training.data.packing import Pack, Tree, packs_of, tree_of
 from art_patch.training.data.rows import Example, Row
-from art_patch.training.kernels import attention
 
 # Root mean square, in nats, by which the two ways of scoring may differ through rounding alone.
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}

@@ -48,9 +48,9 @@ import torch  # noqa: E402
 
 from art_patch.training import Example, LossConfig, Row  # noqa: E402
 from art_patch.training.data.packing import packs_of  # noqa: E402
-from art_patch.training.kernels.scoring import Scorer  # noqa: E402
 from art_patch.training.loop.loading import fuse  # noqa: E402
-from art_patch.training.losses.losses import LossInput, policy_loss  # noqa: E402
+from art_patch.training.losses import LossInput, policy_loss  # noqa: E402
+from art_patch.training.scoring import Scorer  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 
 TARGETS = (

@@ -253,8 +253,8 @@ def part_exact(world: World, quick: bool) -> Metrics:
     from art_patch.training import Example, TrainConfig
     from art_patch.training.data.packing import packs_of
     from art_patch.training.data.rows import rows_and_report
-    from art_patch.training.kernels.scoring import Scorer
     from art_patch.training.loop.loading import load_policy
+    from art_patch.training.scoring import Scorer
 
     torch.set_num_threads(1)
     rounds = 5 if quick else 25

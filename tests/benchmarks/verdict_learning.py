@@ -42,7 +42,7 @@ from art_patch.rewards.defences.suspicion import noise
 from art_patch.serving import EmbeddedEngine, EngineClient
 from art_patch.store import Store, open_store
 from art_patch.training import LossConfig, TrainConfig, advantages_of_groups
-from art_patch.training.losses.losses import LossInput, policy_loss
+from art_patch.training.losses import LossInput, policy_loss
 from art_patch.types import Call, Choice, Group, Judgement, Score, TrajectoryInfo
 from tests.support.benchmark_report import Target, say
 from tests.support.engines import serve

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from art_patch.training.kernels.families import target_names
+from art_patch.training.families import target_names
 
 SIZE: dict[str, Any] = {
     "vocab_size": 64,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from art_patch.training import LossConfig
-from art_patch.training.losses.loss_config import LOSSES
-from art_patch.training.losses.losses import LossMetrics, policy_loss
+from art_patch.training.loss_config import LOSSES
+from art_patch.training.losses import LossMetrics, policy_loss
 from tests.training.plain_loss import Token, loss_input
 
 

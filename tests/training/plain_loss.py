@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from art_patch.training import LossConfig
-from art_patch.training.losses.losses import LossInput
+from art_patch.training.losses import LossInput
 
 
 @dataclass(frozen=True)

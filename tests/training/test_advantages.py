@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_patch.training import advantages_of_groups
-from art_patch.training.losses.loss_config import Scale, weights_of_kinds
+from art_patch.training.loss_config import Scale, weights_of_kinds
 
 SCALES: tuple[Scale, ...] = ("group", "batch", "none")
 

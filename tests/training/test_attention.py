@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from art_patch.training import attention
+from art_patch.training.attention import Forest, Unsupported, tree_attention
 from art_patch.training.data.packing import Tree, tree_of
-from art_patch.training.kernels import attention
-from art_patch.training.kernels.attention import Forest, Unsupported, tree_attention
 
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 

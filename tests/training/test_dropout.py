@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from art_patch.training import TrainGroup
-from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.loading import as_reference, dropout_on, load_policy
 from art_patch.training.loop.update import update
+from art_patch.training.scoring import Scorer
 from tests.support.train_jobs import SMALL, make_job, random_groups, weights_of
 
 HALF = replace(SMALL, lora_dropout=0.5)

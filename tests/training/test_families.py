@@ -11,7 +11,7 @@ import torch
 from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import BaseModel, publish_adapter, read_base_model, validate_adapter
 from art_patch.training import family_of
-from art_patch.training.kernels.families import DEFAULT, FAMILIES, linear_names, target_names
+from art_patch.training.families import DEFAULT, FAMILIES, linear_names, target_names
 from tests.support.families import CONFIGS, EXPERTS, make_gemma_that_sees, make_model, with_lora
 
 ATTENTION = ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"]

@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art_patch.training import Example, LossConfig, Pair, Row, Sibling, TrainGroup, TrainJob
-from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.gradients import Sums, gradients_of
+from art_patch.training.loop.gradients import StartScores, Sums, gradients_of, start_scores
 from art_patch.training.loop.job import PhaseName
 from art_patch.training.loop.loading import as_reference, load_policy
 from art_patch.training.loop.processes import ALONE, Ranks
-from art_patch.training.loop.start_scores import StartScores, start_scores
-from art_patch.training.losses.loss_config import LOSSES
+from art_patch.training.loss_config import LOSSES
+from art_patch.training.scoring import Scorer
 from tests.support.tiny import make_tiny_adapter
 from tests.support.train_jobs import SMALL, make_job, plain_logprobs, random_groups, row, trainable
 

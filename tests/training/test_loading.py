@@ -12,9 +12,9 @@ import torch
 
 from art_patch.errors import ConfigError
 from art_patch.training import Example, Row, TrainConfig
-from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.loading import as_reference, backend_of, load_policy
 from art_patch.training.loop.processes import ALONE
+from art_patch.training.scoring import Scorer
 from tests.support.tiny import make_tiny_adapter
 from tests.support.train_jobs import SMALL, plain_logprobs, plain_model, row
 

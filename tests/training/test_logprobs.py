@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_patch.training.kernels import scoring
-from art_patch.training.kernels.scoring import Head, logprobs
+from art_patch.training import scoring
+from art_patch.training.scoring import Head, logprobs
 
 VOCABULARY, WIDTH = 7, 3
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from art_patch.training import LossConfig
-from art_patch.training.losses.loss_config import LOSSES
-from art_patch.training.losses.losses import LossMetrics, policy_loss
+from art_patch.training.loss_config import LOSSES
+from art_patch.training.losses import LossMetrics, policy_loss
 from tests.training.loss_cases import CONFIGS, evaluate, every_config, name_of, on_policy, same
 from tests.training.plain_loss import Token, loss_input, plain_loss
 

@@ -9,7 +9,7 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.training import LossConfig, TrainConfig
-from art_patch.training.losses.loss_config import LOSSES, Level
+from art_patch.training.loss_config import LOSSES, Level
 
 BOTH: tuple[Level, ...] = ("token", "sequence")
 

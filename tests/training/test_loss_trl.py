@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from art_patch.training import LossConfig, LossName, advantages_of_groups
-from art_patch.training.losses.loss_config import LOSSES, Scale
-from art_patch.training.losses.losses import LossInput, policy_loss
+from art_patch.training.loss_config import LOSSES, Scale
+from art_patch.training.losses import LossInput, policy_loss
 
 pytest.importorskip("trl", reason="TRL is not installed, so nothing is compared with it; pip install 'trl>=1.16,<2'")
 

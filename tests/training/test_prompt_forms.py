@@ -16,7 +16,7 @@ from art_patch.formats import Unusable
 from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Renderer
 from art_patch.training.data.rendering import FORMS, content_text, template_arguments
-from art_patch.training.kernels.families import DEFAULT
+from art_patch.training.families import DEFAULT
 from art_patch.types import Call
 from tests.support.engines import vllm_python
 from tests.support.factory import make_call

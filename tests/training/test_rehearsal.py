@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from art_patch.training import Example, Row, Sibling, TrainGroup, TrainJob
-from art_patch.training.kernels.scoring import Scorer
-from art_patch.training.loop.gradients import gradients_of
+from art_patch.training.loop.gradients import gradients_of, start_scores
 from art_patch.training.loop.job import plan_of
 from art_patch.training.loop.loading import load_policy
 from art_patch.training.loop.processes import ALONE
-from art_patch.training.loop.start_scores import start_scores
 from art_patch.training.loop.update import update
+from art_patch.training.scoring import Scorer
 from tests.support.train_jobs import (
     as_sampled,
     make_job,

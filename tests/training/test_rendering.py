@@ -10,7 +10,7 @@ from art_patch.formats import Unusable
 from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Family, Renderer, family_of
 from art_patch.training.data.rendering import end_ids_of
-from art_patch.training.kernels.families import DEFAULT
+from art_patch.training.families import DEFAULT
 from tests.support.factory import make_call
 from tests.training.templates import tokenizer_with
 

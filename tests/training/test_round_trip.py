@@ -11,7 +11,7 @@ import pytest
 from art_patch.serving.embedded.text import PromptEncoder
 from art_patch.training import Renderer, RoundTrips, check_round_trips, family_of
 from art_patch.training.data.round_trip import Difference
-from art_patch.training.kernels.families import DEFAULT
+from art_patch.training.families import DEFAULT
 from art_patch.types import Call, Choice
 from tests.support.factory import make_call, make_trajectory
 from tests.training.templates import tokenizer_with

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from art_patch.training import Example, Row
+from art_patch.training import Example, Row, scoring
 from art_patch.training.data.packing import packs_of
-from art_patch.training.kernels import scoring
-from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop.loading import fuse
+from art_patch.training.scoring import Scorer
 from tests.support.families import CONFIGS, make_model, with_lora
 
 APART = {"gemma2": "Unsupported: Gemma2Attention asks for softcap"}

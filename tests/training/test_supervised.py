@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from art_patch.training.losses.losses import (
+from art_patch.training.losses import (
     PreferenceInput,
     PreferenceMetrics,
     SftInput,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_patch.training.losses.losses import PreferenceInput, SftInput, preference_loss, sft_loss, sums_R
+from art_patch.training.losses import PreferenceInput, SftInput, preference_loss, sft_loss, sums_R
 
 pytest.importorskip("trl", reason="TRL is not installed, so nothing is compared with it; pip install 'trl>=1.16,<2'")
 

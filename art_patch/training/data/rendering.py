@@ -37,7 +37,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from art_patch.formats import Unusable
 from art_patch.training.data.rows import Turn
-from art_patch.training.kernels.families import Family, Thinking
+from art_patch.training.families import Family, Thinking
 from art_patch.types import JSON, Call
 
 Engine = Literal["embedded", "vllm"]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from art_patch.formats import Unusable
 from art_patch.training.data.rendering import FORMS, Engine, Renderer
 from art_patch.training.data.rows import Turn, recorded_turn
-from art_patch.training.kernels.families import DEFAULT, Family
+from art_patch.training.families import DEFAULT, Family
 from art_patch.types import Call, Trajectory
 
 Kind = Literal[

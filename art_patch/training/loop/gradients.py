@@ -1,7 +1,9 @@
 """Computes the gradient of one optimizer step for each phase of an update, and the loss on evaluation groups.
 
-Both need the log-probabilities of the data under the policy at the start and under the reference, which
-`art_patch.training.loop.start_scores` computes.
+Both need the log-probabilities of the data under the policy at the start and under the reference. `start_scores`
+computes them once for each update and stores them in the job directory. An update that is continued after a kill reads
+them from there, because the model then no longer holds the policy from the start of the update. A phase that begins
+after another one is scored anew (`phase_scores`): its ratios start at 1, whatever was learned before.
 
 A gradient function gets the items of a step (demonstrations, pairs or groups), adds to the gradients of the LoRA's
 weights, and returns sums for the step's metrics. The size of micro-batches, the number of accumulated batches and the
@@ -11,30 +13,152 @@ The suffix of a name gives the axes of a tensor: N sampled tokens of a pack, E i
 and P pairs of rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Literal
+from itertools import accumulate, compress, pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from art_patch.errors import TrainingError
+from art_patch.training import losses
 from art_patch.training.config import TrainConfig
 from art_patch.training.data.packing import Pack
 from art_patch.training.data.rows import Example, Row
-from art_patch.training.kernels.scoring import Scored, Scorer
-from art_patch.training.loop.job import Lesson, PhaseName, TrainJob
+from art_patch.training.loop.job import Lesson, PhaseName, TrainJob, read_file, write_arrays
+from art_patch.training.loop.loading import as_reference
 from art_patch.training.loop.processes import Ranks
-from art_patch.training.loop.start_scores import StartScores, examples_of
-from art_patch.training.losses import losses
-from art_patch.training.losses.loss_config import LossConfig
+from art_patch.training.loss_config import LossConfig
+from art_patch.training.scoring import Scored, Scorer
+
+START_FILE = "start.safetensors"
 
 Sums = dict[str, float]
 # Adds the gradient of a step on these items to this process's gradient, and returns sums over its packs.
 Gradient = Callable[[Sequence[int]], Sums]
 _LossOfPack = Callable[[Pack, Scored], tuple[Tensor, Sums]]
 _NOTHING_SEEN: Sums = {"tokens": 0.0, "entropy_nats": 0.0}
+
+
+# --- scores at the start ---
+
+
+@dataclass(frozen=True, slots=True)
+class StartScores:
+    """Log-probabilities of the tokens in an update's data before its first optimizer step.
+
+    Each field but the gaps has one tensor for each example (a trajectory or a pair), with the sampled tokens of all
+    its rows (token sequences) in order.
+    """
+
+    old: tuple[Tensor, ...]  # of the trajectories in the training groups, under the policy at the start of the update
+    pairs: tuple[Tensor, ...]  # of each pair, first the better row's, under the policy at the start
+    # Largest difference between recorded and computed log-probability, see `UpdateMetrics.logprob_gap_nats`.
+    gap_nats: float | None
+    mean_gap_nats: float | None  # the mean of these differences
+    reference: tuple[Tensor, ...] | None = None  # as `old`, under the reference policy; `None` without a KL term
+    eval_old: tuple[Tensor, ...] = ()  # of the evaluation groups' trajectories, as `old`
+    eval_reference: tuple[Tensor, ...] | None = None  # of the evaluation groups' trajectories, as `reference`
+
+
+def start_scores(job: TrainJob, model: Any, scorer: Scorer, directory: Path, ranks: Ranks) -> StartScores:
+    """Reads the scores from the job's `directory`, or computes them with `model` and writes them there.
+
+    `model` is as it was loaded, before any optimizer step or restored checkpoint. Each process of the update computes a
+    part, and the first writes. Raises `TrainingError` if the model gives no finite log-probability, or if the file
+    cannot be read or written.
+    """
+    lessons = job.lessons
+    asked = {"old": examples_of(lessons), "eval_old": examples_of(job.evaluated), "pairs": _pairs(job)}
+    found = read_file(directory / START_FILE)
+    arrays = found[0] if found else _computed(job, model, scorer, asked, ranks)
+    if found is None and ranks.first:
+        write_arrays(directory / START_FILE, arrays)
+    asked |= {"reference": asked["old"], "eval_reference": asked["eval_old"]}
+    # Read back in one piece and cut by example, in the order in which `_flat` wrote them.
+    scores: dict[str, tuple[Tensor, ...]] = {
+        name: torch.from_numpy(array).to(scorer.device).split([example.sampled for example in asked[name]])
+        for name, array in arrays.items()
+    }
+    gaps = _gaps(asked["old"], scores["old"], [own for lesson in lessons for own in lesson.on_policy])
+    largest, mean = (float(gaps.max()), float(gaps.mean())) if len(gaps) else (None, None)
+    return StartScores(**scores, gap_nats=largest, mean_gap_nats=mean)
+
+
+def phase_scores(
+    phase: PhaseName, job: TrainJob, start: StartScores, scorer: Scorer, directory: Path, ranks: Ranks
+) -> StartScores:
+    """Returns `start` with the data of a later phase scored anew, under the policy with which the phase begins.
+
+    A phase that was under way before a kill reads its scores from the job's `directory`.
+    """
+    if phase == "imitate":
+        return start  # it compares with no policy
+    name = {"groups": "old", "prefer": "pairs"}[phase]
+    examples = examples_of(job.lessons) if phase == "groups" else _pairs(job)
+    found = read_file(path := directory / f"{phase}.safetensors")
+    if found is None:
+        flat = _flat(scorer, examples, job.config.micro_batch_tokens, ranks)
+        if ranks.first:
+            write_arrays(path, {name: flat.cpu().numpy()})
+    else:
+        flat = torch.from_numpy(found[0][name]).to(scorer.device)
+    return replace(start, **{name: flat.split([example.sampled for example in examples])})
+
+
+def _pairs(job: TrainJob) -> list[Example]:
+    return [Example((pair.chosen, pair.rejected)) for pair in job.pairs]
+
+
+def examples_of(lessons: Sequence[Lesson]) -> list[Example]:
+    """Returns the trajectories of all lessons in one list, in which `StartScores` counts them."""
+    return [example for lesson in lessons for example in lesson.examples]
+
+
+def _computed(
+    job: TrainJob, model: Any, scorer: Scorer, asked: Mapping[str, Sequence[Example]], ranks: Ranks
+) -> dict[str, Any]:
+    tokens = job.config.micro_batch_tokens
+    scores = {name: _flat(scorer, each, tokens, ranks) for name, each in asked.items()}
+    # The loss drops single tokens that are not finite. Where none is finite the model itself is broken.
+    if not all(bool(torch.isfinite(each).any()) for each in scores.values() if len(each)):
+        raise TrainingError(
+            f"the policy to start from ({job.parent or job.base}) has no finite log-probability for what was recorded: "
+            "its weights are broken, or the dtype is too small; begin anew with start=base, or take dtype=float32"
+        )
+    # Before the first step the trained LoRA is still the policy at the start; only the reference must be loaded.
+    if job.config.loss.kl_coefficient:
+        with as_reference(model, job.champion if job.config.reference == "champion" else None):
+            scores["reference"] = _flat(scorer, asked["old"], tokens, ranks)
+            scores["eval_reference"] = _flat(scorer, asked["eval_old"], tokens, ranks)
+    return {name: values.cpu().numpy() for name, values in scores.items()}
+
+
+@torch.no_grad()
+def _flat(scorer: Scorer, examples: Sequence[Example], max_tokens: int, ranks: Ranks) -> Tensor:
+    first = [0, *accumulate(example.sampled for example in examples)]
+    # Each process fills in its own examples and leaves 0 elsewhere, so the sum over processes holds all of them.
+    flat = torch.zeros(first[-1], dtype=scorer.dtype, device=scorer.device)
+    for pack in ranks.shard(examples, max_tokens):
+        examples_E = pack.examples_E.tolist()  # E examples of the pack, which stand together among all
+        flat[first[examples_E[0]] : first[examples_E[-1] + 1]] = scorer.score(pack).logprob_N
+    return ranks.sum(flat)
+
+
+def _gaps(examples: Sequence[Example], old: Sequence[Tensor], on_policy: Sequence[bool]) -> Tensor:
+    gaps: list[Tensor] = []
+    for example, its_old, own in zip(examples, old, on_policy, strict=True):
+        if own:  # of another policy's tokens a gap is expected
+            recorded = [logprob for row in example.rows for logprob in compress(row.logprobs_T, row.sampled_T)]
+            gaps.append((its_old - torch.tensor(recorded, dtype=its_old.dtype, device=its_old.device)).abs())
+    every = torch.cat(gaps) if gaps else torch.empty(0)
+    return every[every.isfinite()]
+
+
+# --- gradients ---
 
 
 def gradients_of(

@@ -34,7 +34,7 @@ from art_patch.errors import TrainingError
 from art_patch.training.config import TrainConfig
 from art_patch.training.data.rows import Anchors, Example, Row
 from art_patch.training.data.supervised import Pair
-from art_patch.training.losses.loss_config import LossConfig, weights_of_kinds
+from art_patch.training.loss_config import LossConfig, weights_of_kinds
 from art_patch.types import JSON
 
 JOB = "job.safetensors"

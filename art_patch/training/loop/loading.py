@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
 from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
 from art_patch.training.config import TrainConfig
-from art_patch.training.kernels.families import target_names
+from art_patch.training.families import target_names
 from art_patch.training.loop.job import TrainJob
 
 _REFERENCE = "reference"

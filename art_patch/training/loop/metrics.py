@@ -1,14 +1,26 @@
-"""Metrics of each step and of a whole update, the checks that end an update early, and a progress line for people."""
+"""Metrics of each step and of a whole update, the checks that end an update early, and a progress line for people.
+
+`without_far_rows` leaves out the rows (token sequences) that a policy far from the one at the start sampled. What their
+siblings are compared with changes then, so the advantages of these move by a constant.
+"""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from art_patch.training.config import TrainConfig
-from art_patch.training.loop.job import Step, TrainJob
-from art_patch.training.losses.losses import LossMetrics
+from art_patch.training.data.rows import Example
+from art_patch.training.loop.gradients import START_FILE, StartScores, examples_of
+from art_patch.training.loop.job import Sibling, Step, TrainGroup, TrainJob, read_file
+from art_patch.training.losses import LossMetrics
 from art_patch.types import JSON
 
 _DISTANCES = ("kl_nats", "update_kl_nats", "reference_kl_nats", "effective_share")
@@ -238,3 +250,82 @@ class Notes:
             parts.append(f"on other groups: loss {loss:+.4f}, KL {kl:.4f}, gain {gain:+.4f}")
         parts += [f"{metrics['tokens_per_s']:,.0f} tokens/s", f"{left_s:.0f} s left"]
         return ", ".join(part for part in parts if part)
+
+
+# --- rows that are too far ---
+
+
+def near_job(job: TrainJob, directory: Path) -> TrainJob:
+    """Returns what an update, whose `directory` this is, trained on: the job without the rows that were too far."""
+    found = read_file(directory / START_FILE)
+    if found is None:
+        return job
+    sizes = [example.sampled for example in examples_of(job.lessons)]
+    old = torch.from_numpy(found[0]["old"]).split(sizes)
+    return without_far_rows(job, StartScores(old, (), None, None))[0]
+
+
+def without_far_rows(job: TrainJob, start: StartScores) -> tuple[TrainJob, StartScores, int]:
+    """Returns the job and its scores without rows above `max_drift_nats`, and the number of these rows.
+
+    The drift of a row is the k2 estimate of KL(policy that sampled || policy at the start) per token.
+    """
+    most = job.config.max_drift_nats
+    if most is None:
+        return job, start, 0
+    kept: dict[tuple[str, str], list[bool]] = {}
+    for (group, sibling), old_N in zip(_scored(job), start.old, strict=True):
+        drifts = map(_drift_nats, sibling.example.rows, _by_row(sibling.example, old_N))
+        kept[group.id, sibling.trajectory_id] = [drift <= most for drift in drifts]
+    far = sum(near.count(False) for near in kept.values())
+    if not far:
+        return job, start, 0
+    near = replace(job, groups=tuple(_near_group(group, kept) for group in job.groups))
+    known = {(group.id, sibling.trajectory_id): sibling.example for group, sibling in _scored(job)}
+
+    def rest(scores: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        of = dict(zip(known, scores, strict=True))
+        keys = [(group.id, sibling.trajectory_id) for group, sibling in _scored(near)]
+        return tuple(torch.cat(list(compress(_by_row(known[key], of[key]), kept[key]))) for key in keys)
+
+    reference = None if start.reference is None else rest(start.reference)
+    return near, replace(start, old=rest(start.old), reference=reference), far
+
+
+def _scored(job: TrainJob) -> Iterator[tuple[TrainGroup, Sibling]]:
+    # In the order of `lessons`, and so of the scores.
+    for group in job.groups:
+        if group.teaches:
+            yield from ((group, sibling) for sibling in job.computed(group))
+
+
+def _by_row(example: Example, scores_N: Tensor) -> Sequence[Tensor]:
+    return scores_N.split([row.sampled for row in example.rows])
+
+
+def _drift_nats(row: Any, old_N: Tensor) -> float:
+    recorded_N = torch.tensor(list(compress(row.logprobs_T, row.sampled_T)), dtype=old_N.dtype, device=old_N.device)
+    squares_N = (old_N - recorded_N).square() / 2
+    # A token that is not finite is dropped by the loss, and says nothing of the others.
+    return float(squares_N[squares_N.isfinite()].mean().nan_to_num())
+
+
+def _near_group(group: TrainGroup, kept: Mapping[tuple[str, str], Sequence[bool]]) -> TrainGroup:
+    def near(sibling: Sibling) -> Sibling:
+        keep = kept.get((group.id, sibling.trajectory_id))
+        rows = sibling.example.rows if keep is None else tuple(compress(sibling.example.rows, keep))
+        return replace(sibling, example=replace(sibling.example, rows=rows))
+
+    siblings = [near(sibling) for sibling in group.siblings]
+    if all(bool(new.example.rows) == bool(old.example.rows) for new, old in zip(siblings, group.siblings, strict=True)):
+        return replace(group, siblings=tuple(siblings))
+    # Advantage 0 is that of a sibling without a reward, which is compared with nobody.
+    compared = [each.example.advantage for each in siblings if each.example.rows and each.example.advantage != 0.0]
+    mean = fmean(compared) if compared else 0.0
+
+    def moved(sibling: Sibling) -> Sibling:
+        advantage = sibling.example.advantage
+        there = sibling.example.rows and advantage != 0.0 and len(compared) > 1
+        return replace(sibling, example=replace(sibling.example, advantage=advantage - mean if there else 0.0))
+
+    return replace(group, siblings=tuple(map(moved, siblings)))

@@ -27,14 +27,13 @@ from art_patch.errors import AdapterRejected, TrainingError
 from art_patch.policies import ENTRY, MANIFEST, Probe, publish_adapter, read_json, unpublished
 from art_patch.training.config import TrainConfig
 from art_patch.training.data.rows import Example, Row
-from art_patch.training.kernels.scoring import Scorer
 from art_patch.training.loop import metrics as measures
-from art_patch.training.loop.gradients import evaluate, gradients_of
+from art_patch.training.loop.gradients import evaluate, gradients_of, phase_scores, start_scores
 from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of, read_file, write_arrays
 from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, made_with, require_machine
-from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics
+from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics, near_job, without_far_rows
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
-from art_patch.training.loop.start_scores import near_job, phase_scores, start_scores, without_far_rows
+from art_patch.training.scoring import Scorer
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
 _PROBE_TOKENS = 48
