@@ -71,9 +71,9 @@ class Page:
             self.note(f"... {left:,} more characters; --full shows them")
 
 
-def print_trajectory(page: Page, bundle: formats.Bundle, summary: store.Summary, *, now: float | None = None) -> None:
-    """Print a trajectory with its scores, steps and calls; `now` is in seconds since the epoch."""
-    _print_facts(page, bundle, summary, time.time() if now is None else now)
+def print_trajectory(page: Page, bundle: formats.Bundle, summary: store.Summary) -> None:
+    """Print a trajectory with its scores, steps and calls."""
+    _print_facts(page, bundle, summary, time.time())
     if bundle.spans:
         page.console.print()
         page.console.print(steps_tree(bundle.spans, bundle.trajectory.calls, full=page.full, raw=page.raw))

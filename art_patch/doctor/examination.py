@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
 from importlib import import_module
@@ -25,19 +25,14 @@ _Check = Callable[[], Finding | list[Finding] | None]
 
 
 def examine(
-    settings: Settings,
-    arguments: Collection[str],
-    variables: Mapping[str, str] = os.environ,
-    *,
-    of_options: Collection[str] = (),
-    wrong: str | None = None,
+    settings: Settings, arguments: Collection[str], *, of_options: Collection[str], wrong: str | None = None
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Run all checks; return their findings, and the value and the source of each setting.
 
     `arguments` are the settings given on the command line, `of_options` the variables that options of commands read
     besides the settings; `wrong` tells which variables `settings` ignores as invalid.
     """
-    found = environment.sources(settings, arguments, variables)
+    found = environment.sources(settings, arguments, os.environ)
     store, facts = _store(settings.store_url, settings.project)
     route, trouble = _route(settings.store_url, settings.project)
     file = None if stores.is_postgres(settings.store_url) else stores.sqlite_path(settings.store_url)
@@ -50,7 +45,7 @@ def examine(
         lambda: environment.bypasses(version),
         lambda: environment.chosen(found),
         lambda: environment.mistaken(wrong),
-        lambda: environment.strangers(variables, of_options),
+        lambda: environment.strangers(os.environ, of_options),
         *store,
         lambda: storage.spool(spool_directory(settings)),
         lambda: storage.adapters(settings.adapters, file),

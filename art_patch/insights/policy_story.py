@@ -37,14 +37,8 @@ class PolicyStory:
     @property
     def facts(self) -> dict[str, Any]:
         """The story as JSON."""
-        return asdict(self.policy) | {
-            "parents": list(self.parents),
-            "children": list(self.children),
-            "learned": asdict(self.learned),
-            "made": self.policy.metrics.get("made"),
-            "served_s": self.served_s,
-            "history": self.history,
-        }
+        facts = asdict(self)
+        return facts.pop("policy") | facts | {"made": self.policy.metrics.get("made")}
 
     def rows(self, now: float) -> list[Row]:
         """Return the story in words, a row for each thing."""

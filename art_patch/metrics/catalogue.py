@@ -55,7 +55,8 @@ def _counter(name: str, help: str, *labels: str) -> Metric:
     return Metric(name, help, labels, "counter")
 
 
-_OF_STORE = (
+_METRICS = (
+    # read from the store
     _gauge("info", "Version of art_patch that read the store.", "version"),
     _gauge("mode", "1 for the mode that the project is in.", "mode"),
     _gauge("policies", "Policies by state.", "state"),
@@ -118,9 +119,7 @@ _OF_STORE = (
     _gauge("app_last_seen_timestamp_seconds", "When the app process last reported.", "process"),
     _gauge("store_bytes", "Size of the database with its log."),
     _gauge("store_read_timestamp_seconds", "When the store was read for these metrics."),
-)
-
-_OF_PROCESS = (
+    # of a server or proxy itself
     _gauge("store_up", "1 if this process can read the store."),
     _gauge("store_age_seconds", "Age of what is known of the store; if it is down, for how long."),
     _gauge("store_read_seconds", "How long it took to read the store."),
@@ -140,7 +139,7 @@ _OF_PROCESS = (
     _histogram("proxy_request_duration_seconds", "From a request of the proxy to the end of its answer.", "path"),
 )
 
-CATALOGUE = {metric.name: metric for metric in (*_OF_STORE, *_OF_PROCESS)}
+CATALOGUE = {metric.name: metric for metric in _METRICS}
 """Name without prefix -> metric."""
 
 

@@ -6,7 +6,7 @@ both tools show the later value.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,7 @@ class Mlflow:
 
     name = "mlflow"
 
-    def __init__(self, uri: str, *, experiment: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, uri: str, *, experiment: str) -> None:
         """Make MLflow's client. The experiment is made when there is something to write.
 
         `uri` is a server or a database such as `sqlite:////absolute/mlflow.db`. Of two values at a step, MLflow shows
@@ -112,7 +112,7 @@ class Mlflow:
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] - not in the tests' own environment
 
         self.target = f"mlflow {without_login(uri)} {experiment}"
-        self._experiment, self._clock = experiment, clock
+        self._experiment = experiment
         self._client: Any = MlflowClient(tracking_uri=uri)
 
     def of_step(self, step: TrainingStep) -> Iterable[Item]:
@@ -160,7 +160,7 @@ class Mlflow:
     def _log(self, run: str, parts: Sequence[_Part]) -> None:
         from mlflow.entities import Metric, Param, RunTag  # pyright: ignore[reportMissingImports]
 
-        at_ms = int(self._clock() * 1000)
+        at_ms = int(time.time() * 1000)
         metrics = [Metric(name, value, at_ms, step) for part in parts for name, value, step in part.metrics]
         params = [Param(name, value) for part in parts for name, value in part.params.items()]
         tags = [RunTag(name, value) for part in parts for name, value in part.tags.items()]

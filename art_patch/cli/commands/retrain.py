@@ -274,23 +274,59 @@ def _say_scores(done: dict[str, Any]) -> None:
 def _show_plans(
     judge: rewards.Judge, settings: Settings, groups: Sequence[types.Group], *, show: bool, project: Project
 ) -> None:
-    base_url = settings.judge_base_url
     plans = [judge.plan(group) for group in groups]
+    first = next((plan.requests for plan in plans if plan.requests), ()) if show else ()
+    facts = _plan_facts(judge, settings, groups, plans)
+    prompts = {"prompts": [list(request.prompt.messages) for request in first]} if first else {}
+    if project.answered(facts | prompts):
+        return
+    typer.echo(
+        f"nothing was sent to judge {judge.model} at {host_of(facts['base_url'])}, rubric {judge.rubric.version}"
+    )
+    for plan in plans:
+        size = plan.too_long or ", ".join(f"{request.prompt_tokens:,} tokens" for request in plan.requests)
+        typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")
+    typer.echo(
+        f"{len(plans)} groups wait: {facts['calls']} calls if every answer is valid, {facts['prompt_tokens']:,} tokens "
+        f"to send, about {_usd(facts['estimate_usd'])}; up to {facts['checking_calls']} calls more to check the judge "
+        "(planted answers, second looks)"
+    )
+    typer.echo(
+        f"of {facts['runs']} runs: {facts['prompt_messages']} messages of prompts, {facts['answers']} answers and "
+        f"{facts['tool_results']} tool results; {facts['characters']:,} characters with the judge's instructions"
+    )
+    typer.echo(
+        f"texts as the apps recorded them; redaction here: {facts['redact'] or 'none'} (ART_PATCH_REDACT), at least "
+        f"{facts['redacted_at_least']} of the runs were redacted"
+    )
+    if settings.embeddings:
+        host = host_of(settings.embeddings_base_url)
+        typer.echo(f"grouped by words alone here; users' first messages would go to {settings.embeddings} at {host}")
+    for request in first:
+        for message in request.prompt.messages:
+            typer.echo(f"\n--- {message['role']} ---\n{message['content']}")
+
+
+def _plan_facts(
+    judge: rewards.Judge, settings: Settings, groups: Sequence[types.Group], plans: Sequence[rewards.Plan]
+) -> dict[str, Any]:
+    """Return what the judge would be sent, and at what cost."""
     requests = [request for plan in plans for request in plan.requests]
     prices = [request.estimate_usd for request in requests]
-    # One unknown price makes the sum unknown: a sum of the others would look like the whole.
-    estimate_usd = None if None in prices else sum(price for price in prices if price is not None)
-    defence = rewards.DefenceConfig()
     # `DefenceConfig`: at least two groups are copied with a planted answer, and a share is judged a second time, or
     # without what followed.
+    defence = rewards.DefenceConfig()
     planted, double = defence.planted_share * len(plans), defence.double_share * len(plans)
     blind = defence.blind_share * sum(1 for group in groups if group.followed)
-    checking = max(2, ceil(planted)) + ceil(double) + ceil(blind) if plans else 0
-    tokens = sum(request.prompt_tokens for request in requests)
-    first = next((plan for plan in plans if plan.requests), None) if show else None
     runs = [run for group in groups for run in group.trajectories]
     messages = [message for run in runs for message in transcript(run)]
-    parts = {
+    return {
+        "sent": False,
+        "judge": judge.model,
+        "base_url": settings.judge_base_url,
+        "rubric": judge.rubric.version,
+        "calls": len(requests),
+        "checking_calls": max(2, ceil(planted)) + ceil(double) + ceil(blind) if plans else 0,
         "characters": sum(len(str(said["content"])) for one in requests for said in one.prompt.messages),
         "runs": len(runs),
         # Of these runs, not of every request: a group that is judged twice is sent twice.
@@ -301,17 +337,9 @@ def _show_plans(
         "redact": settings.redact if isinstance(settings.redact, str | None) else "function",
         "redacted_at_least": sum(any(call.untrainable == REDACTED for call in run.calls) for run in runs),
         "embeddings": settings.embeddings and {"model": settings.embeddings, "base_url": settings.embeddings_base_url},
-    }
-    facts = {
-        "sent": False,
-        "judge": judge.model,
-        "base_url": base_url,
-        "rubric": judge.rubric.version,
-        "calls": len(requests),
-        "checking_calls": checking,
-        **parts,
-        "prompt_tokens": tokens,
-        "estimate_usd": estimate_usd,
+        "prompt_tokens": sum(request.prompt_tokens for request in requests),
+        # One unknown price makes the sum unknown: a sum of the others would look like the whole.
+        "estimate_usd": None if None in prices else sum(price for price in prices if price is not None),
         "groups": [
             {
                 "id": plan.group_id,
@@ -323,32 +351,6 @@ def _show_plans(
             for plan in plans
         ],
     }
-    if project.answered(
-        facts | ({"prompts": [list(request.prompt.messages) for request in first.requests]} if first else {})
-    ):
-        return
-    typer.echo(f"nothing was sent to judge {judge.model} at {host_of(base_url)}, rubric {judge.rubric.version}")
-    for plan in plans:
-        size = plan.too_long or ", ".join(f"{request.prompt_tokens:,} tokens" for request in plan.requests)
-        typer.echo(f"  group {plan.group_id}: {plan.attempts} attempts, {size}")
-    typer.echo(
-        f"{len(plans)} groups wait: {len(requests)} calls if every answer is valid, {tokens:,} tokens to send, "
-        f"about {_usd(estimate_usd)}; up to {checking} calls more to check the judge (planted answers, second looks)"
-    )
-    typer.echo(
-        f"of {len(runs)} runs: {parts['prompt_messages']} messages of prompts, {parts['answers']} answers and "
-        f"{parts['tool_results']} tool results; {parts['characters']:,} characters with the judge's instructions"
-    )
-    typer.echo(
-        f"texts as the apps recorded them; redaction here: {parts['redact'] or 'none'} (ART_PATCH_REDACT), at least "
-        f"{parts['redacted_at_least']} of the runs were redacted"
-    )
-    if settings.embeddings:
-        host = host_of(settings.embeddings_base_url)
-        typer.echo(f"grouped by words alone here; users' first messages would go to {settings.embeddings} at {host}")
-    for request in first.requests if first else ():
-        for message in request.prompt.messages:
-            typer.echo(f"\n--- {message['role']} ---\n{message['content']}")
 
 
 def _usd(value: float | None) -> str:

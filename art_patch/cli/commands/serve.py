@@ -98,11 +98,9 @@ def serve(
     """
     from art_patch._lib.http_server import listen  # here, because it imports uvicorn
 
-    settings = project.settings()
-    names: list[str] = []
+    settings, names = project.settings(), list[str]()
     if advertise is not None:
-        advertise, host_name = advertised(advertise)
-        names = [host_name]
+        advertise, *names = advertised(advertise)
     key_file = str(api_key_file.absolute()) if api_key_file else None
     key, who = read_key(key_file), project.actor("serve")
     policies.check_name(f"{model.name}@0")
@@ -114,8 +112,7 @@ def serve(
     # The port is checked before seconds go into loading the model.
     listen(host, port, key=key, what="the model").close()
     opened = store.open_store(settings.store_url, project=settings.project)
-    present = _present(opened.ledger)
-    if present is not None and present.model != model.name:
+    if (present := _present(opened.ledger)) is not None and present.model != model.name:
         raise ConfigError(
             f"this project serves {present.model!r}; start with --name {present.model}, or another --project"
         )
@@ -191,17 +188,21 @@ def serve(
             watcher.join(_LAST_LOOK_S)
         event("serve", "the server ends", event="end")
         watching.close()
-        try:
-            # Compare and replace: another server of the project may take the route at this moment.
-            if here and (route := opened.ledger.route()).base_url == here[0].base_url:
-                opened.ledger.set_engine(None, before=route, who=who)
-            if here:
-                opened.servers.remove(here[0])
-        except StoreError as error:
-            # Apps find nobody at that address, which takes a quarter of a second at most, and then leave it alone.
-            words = "the route still names this server, until another one takes it; apps go upstream meanwhile: %s"
-            event("serve", words, error, event="route left", level=logging.WARNING)
+        if here:
+            _leave_route(opened, here[0], who)
         opened.close()
+
+
+def _leave_route(opened: store.Store, me: store.Server, who: str) -> None:
+    try:
+        # Compare and replace: another server of the project may take the route at this moment.
+        if (route := opened.ledger.route()).base_url == me.base_url:
+            opened.ledger.set_engine(None, before=route, who=who)
+        opened.servers.remove(me)
+    except StoreError as error:
+        # Apps find nobody at that address, which takes a quarter of a second at most, and then leave it alone.
+        words = "the route still names this server, until another one takes it; apps go upstream meanwhile: %s"
+        event("serve", words, error, event="route left", level=logging.WARNING)
 
 
 def advertised(address: str) -> tuple[str, str]:
@@ -212,9 +213,8 @@ def advertised(address: str) -> tuple[str, str]:
     plain = re.sub(r"^(https?://)\[([0-9.]+)\]", r"\1\2", address)
     with suppress(ValueError):
         parts = urlsplit(plain)
-        _ = (
-            parts.port
-        )  # which must be a number: without brackets, it cannot be told from the rest of an address of IPv6
+        # The port must be a number: without brackets, it cannot be told from the rest of an address of IPv6.
+        _ = parts.port
         at = parts.netloc.rpartition("@")[2]
         if parts.scheme in ("http", "https") and parts.hostname and (at.count(":") < 2 or at.startswith("[")):
             return plain, parts.hostname
@@ -267,7 +267,6 @@ def _vllm(
     settings: Settings,
 ) -> serving.Served:
     assert choice.vllm is not None
-    # The parser of tool calls follows from the type of the model.
     config: dict[str, Any] = json.loads((checkpoint.directory / "config.json").read_bytes())
     replicas, each, on_cpu = vllm.replicas or 1, vllm.tensor_parallel_size or 1, choice.vllm.device == "cpu"
     # The trainer computes in the same precision, float32 on a CPU and bfloat16 on a GPU. With another one here, the
@@ -277,7 +276,7 @@ def _vllm(
         python=choice.vllm.python,
         base=checkpoint.directory.absolute(),
         name=model.name,
-        model_type=str(config.get("model_type", "")),
+        model_type=str(config.get("model_type", "")),  # the parser of tool calls follows from it
         device=choice.vllm.device,
         dtype=dtype,
         max_model_len=model.max_model_len,
