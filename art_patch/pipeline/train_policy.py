@@ -21,11 +21,8 @@ from typing import NamedTuple, TypeAlias
 from art_patch import training
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, TrainingError
-from art_patch.pipeline.base_check import check_base
-from art_patch.pipeline.carry_over import discard_jobs, distances_to, start_of, unfinished_jobs
+from art_patch.pipeline import base_check, carry_over, lineage, train_given
 from art_patch.pipeline.cycle_run import Cycle
-from art_patch.pipeline.lineage import origin
-from art_patch.pipeline.train_given import base_text, given_rows, rehearsal_rows, round_trip_metrics
 from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
@@ -40,12 +37,12 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
     A package, a GPU or the chat template may be missing, or the engine may be unable to serve this base's LoRA.
     """
     config = run.config.train
-    check_base(champion.base, has_template=True, closely=False)
+    base_check.check_base(champion.base, has_template=True, closely=False)
     training.require_packages()
     if config.backend == "unsloth" or config.processes > 1:
         training.require_machine(config)
     if config.imitate_from is not None or config.prefer_from is not None:
-        base_text(champion.base, ()).renderer()
+        train_given.base_text(champion.base, ()).renderer()
     # A champion with an adapter has proven that the engine serves a LoRA of these modules.
     if champion.path is None or config.start == "base":
         training.require_servable(champion.base)
@@ -82,7 +79,7 @@ def train_groups(
 
 def _start(run: Cycle, champion: Policy) -> Policy:
     """Return the policy that the update starts from; the groups of candidates that are given up may be used again."""
-    start, given_up = start_of(run.store.ledger.policies(), champion, run.config.train.start)
+    start, given_up = carry_over.start_of(run.store.ledger.policies(), champion, run.config.train.start)
     # The newest first: one from which another goes on is not given up before that other.
     for each in reversed(given_up):
         run.store.ledger.give_up(each.name)
@@ -178,12 +175,12 @@ def _next_step(run: Cycle, champion: Policy) -> int:
 def _unfinished_job(run: Cycle, champion: Policy, start: Policy) -> training.TrainJob | None:
     """Return the job of a killed update if it would come out the same now; discard every other job."""
     known = {policy.name for policy in run.store.ledger.policies()}
-    for directory in unfinished_jobs(run.adapters.parent):
+    for directory in carry_over.unfinished_jobs(run.adapters.parent):
         with suppress(TrainingError):
             job = training.read_job(directory)
             if job is not None and _still_holds(job, run, champion, start):
                 return job
-        discard_jobs([directory], run.adapters, known)
+        carry_over.discard_jobs([directory], run.adapters, known)
     return None
 
 
@@ -217,9 +214,9 @@ def make_job(
     rewards = [reward for of_group in rewards_of_groups for reward in of_group if reward is not None]
     made = _made(run, champion, start, groups, rewards_of_groups)
     found = [each.group for each in made]
-    text = base_text(champion.base, [each for group in groups for each in group.trajectories])
-    also = given_rows(run, start, text, list(zip(groups, rewards_of_groups, strict=True)))
-    rehearsal, of_rehearsal, rehearsal_metrics = rehearsal_rows(run, champion)
+    text = train_given.base_text(champion.base, [each for group in groups for each in group.trajectories])
+    also = train_given.given_rows(run, start, text, list(zip(groups, rewards_of_groups, strict=True)))
+    rehearsal, of_rehearsal, rehearsal_metrics = train_given.rehearsal_rows(run, champion)
     evaluated = [] if config.eval_steps is None else _evaluated(run, champion, start, evaluation)
     put_aside = {each.group.id: each.put_aside for each in made if each.put_aside is not None}
     mean_reward = sum(rewards) / len(rewards) if rewards else None
@@ -231,7 +228,7 @@ def make_job(
         "reward_noise": max((each.noise for each in made), default=0.0),
         "mean_reward": mean_reward,
         "rows": asdict(sum((each.report for each in made), training.RowsReport())),
-        "round_trips": round_trip_metrics(run, text),
+        "round_trips": train_given.round_trip_metrics(run, text),
         **also.metrics,
         **rehearsal_metrics,
         **({} if config.eval_steps is None else {"evaluation": _evaluation_metrics(evaluated)}),
@@ -259,7 +256,7 @@ def make_job(
         mean_reward=mean_reward,
         metrics=run.metrics["train"],
     )
-    return replace(job, lineage=origin(run, champion, start, groups, job))
+    return replace(job, lineage=lineage.origin(run, champion, start, groups, job))
 
 
 class _Made(NamedTuple):
@@ -278,7 +275,7 @@ def _made(
     config, judges = run.config.train, noise_of_judges(run.store.evidence.second_passes())
     noise = [reward_noise(group, judges, combination=run.config.combination) for group in groups]
     kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
-    distances = distances_to(champion, run.store.ledger.policies())
+    distances = carry_over.distances_to(champion, run.store.ledger.policies())
     of_siblings = [[_rows(each, distances, config) for each in group.trajectories] for group in groups]
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
     # or down together, whatever the difference between these is.

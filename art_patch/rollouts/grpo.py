@@ -31,15 +31,8 @@ from openai.types.chat.chat_completion import Choice
 
 from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
-from art_patch.rollouts.environments import (
-    Environment,
-    IllegalAction,
-    Observation,
-    OwnThread,
-    PettingZooEnvironment,
-    Step,
-    random_action,
-)
+from art_patch.rollouts import environments
+from art_patch.rollouts.environments import Environment, Observation, PettingZooEnvironment
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
 from art_patch.rollouts.trajectory import History, Trajectory, remember
@@ -107,7 +100,7 @@ def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], 
         try:
             return environment.parse_action(answer, state)
         except ValueError:
-            return random_action(environment, state)
+            return environments.random_action(environment, state)
 
     return other
 
@@ -117,7 +110,7 @@ class Worker:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._thread = OwnThread()
+        self._thread = environments.OwnThread()
         self._environment: Environment[Any, Any] | None = None
 
     async def environment(self) -> Environment[Any, Any]:
@@ -226,7 +219,7 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
     return trajectory.finish()
 
 
-async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state: Any) -> Step[Any] | None:
+async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state: Any) -> environments.Step[Any] | None:
     """Ask until an action is legal and take it; return `None` if no answer is a legal action."""
     environment = await worker.environment()
     asked = described = await worker.call(environment.describe, state)
@@ -240,7 +233,7 @@ async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state:
         try:
             return await worker.call(environment.step, action)
         # Only this error: a ValueError of `step` is a mistake of the environment, which may have changed its state.
-        except IllegalAction as error:
+        except environments.IllegalAction as error:
             asked = f"{error}\n\n{described}"
     return None
 
