@@ -75,14 +75,9 @@ class _Refused(Exception):
 
 
 def run_feedback(
-    settings: Settings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    advertise: str | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    stop: threading.Event | None = None,
-) -> None:
+    settings: Settings, *, host: str = "127.0.0.1", port: int = 0, advertise: str | None = None,
+    on_ready: Callable[[str], None] | None = None, stop: threading.Event | None = None,
+) -> None:  # fmt: skip
     """Run the feedback server until SIGTERM, SIGINT or `stop`; raises as `bind` and `serve` of `http_server` do.
 
     `host` may be reachable from outside, because every request must bring a signed link. `advertise` is the public

@@ -48,12 +48,9 @@ class Expired(Exception):
 
 
 def feedback_url(
-    *,
-    trajectory_id: str | None = None,
-    name: str = "thumbs",
-    expires_s: float = 30 * DAY_S,
+    *, trajectory_id: str | None = None, name: str = "thumbs", expires_s: float = 30 * DAY_S,
     base_url: str | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return a link with which a person or an app scores a run. The server `art-patch feedback serve` answers it.
 
     Args:

@@ -145,15 +145,9 @@ BY_CALL: Mapping[str, _Value] = {
 
 
 def evidence_of(
-    traffic: ArmTraffic,
-    *,
-    challenger: str,
-    champion: str,
-    state: Literal["shadow", "canary"],
-    now: float,
-    rest_s: float = REST_S,
-    silence_s: float = SILENCE_S,
-) -> Evidence:
+    traffic: ArmTraffic, *, challenger: str, champion: str, state: Literal["shadow", "canary"], now: float,
+    rest_s: float = REST_S, silence_s: float = SILENCE_S,
+) -> Evidence:  # fmt: skip
     """Turn the calls and scores of a test's traffic into evidence for or against the policy under test.
 
     Args:
@@ -165,13 +159,8 @@ def evidence_of(
     """
     ours, theirs = ([call for call in traffic.calls if call.policy == name] for name in (challenger, champion))
     if state == "shadow":
-        pairs = _pairs(ours, theirs, now, rest_s)
-        return Evidence(
-            _arm(ours, {call.session for call in ours}),
-            _arm(theirs, {call.session for call in theirs}),
-            pairs,
-            is_whole=traffic.is_whole,
-        )
+        own, other = (_arm(calls, {call.session for call in calls}) for calls in (ours, theirs))
+        return Evidence(own, other, _pairs(ours, theirs, now, rest_s), is_whole=traffic.is_whole)
     begun = _sessions(traffic, challenger, champion, rest_s)
     sessions = _comparable(begun, traffic)
     found = {name: _by_call(name, value, sessions, now) for name, value in BY_CALL.items()}
@@ -192,16 +181,15 @@ def evidence_of(
     if judged:
         del heard["reward"], with_silence["reward"]  # whom the judge compares, it chooses itself
         found["reward"] += judged
-    percents = [percent for _, percent in traffic.shares]
-    return Evidence(
-        _arm(ours, [each for each in begun if each.challenger]),
-        _arm(theirs, [each for each in begun if not each.challenger]),
-        {name: _in_order(its) for name, its in found.items()},
-        {name: _in_order(its) for name, its in heard.items()},
-        {name: _in_order(its) for name, its in with_silence.items()},
-        percents,
-        traffic.is_whole,
+    own, other = (
+        _arm(calls, [each for each in begun if each.challenger is which])
+        for calls, which in ((ours, True), (theirs, False))
     )
+    found, heard, with_silence = (
+        {name: _in_order(its) for name, its in each.items()} for each in (found, heard, with_silence)
+    )
+    percents = [percent for _, percent in traffic.shares]
+    return Evidence(own, other, found, heard, with_silence, percents, traffic.is_whole)
 
 
 def _arm(calls: Sequence[ArmCall], sessions: Collection[object]) -> Arm:

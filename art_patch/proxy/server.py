@@ -43,18 +43,10 @@ _NO_KEY = "the proxy's key is missing or wrong; send it as the header x-art-key"
 
 
 def run_proxy(
-    upstream: str,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    key: str | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    drain_s: float = 30.0,
-    stop: threading.Event | None = None,
-    max_body: int = asgi.MAX_BODY_BYTES,
-    monitor: probes.Monitor | None = None,
-    **settings: Any,
-) -> None:
+    upstream: str, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None,
+    on_ready: Callable[[str], None] | None = None, drain_s: float = 30.0, stop: threading.Event | None = None,
+    max_body: int = asgi.MAX_BODY_BYTES, monitor: probes.Monitor | None = None, **settings: Any,
+) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or `stop`; then finish running requests and write the queued records to the store.
 
     Args:
@@ -110,13 +102,9 @@ _log = logging.getLogger(__name__)
 
 
 def build_app(
-    base_url: str,
-    *,
-    key: str | None = None,
-    names: Collection[str] | None = (),
-    max_body: int = asgi.MAX_BODY_BYTES,
+    base_url: str, *, key: str | None = None, names: Collection[str] | None = (), max_body: int = asgi.MAX_BODY_BYTES,
     monitor: probes.Monitor | None = None,
-) -> Starlette:
+) -> Starlette:  # fmt: skip
     """Return the proxy's ASGI application; `base_url` is that of the provider. The process must be patched already.
 
     `key` is what callers must send in the header `x-art-key`; `names` are the host names that `PageGuard` accepts.

@@ -45,15 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 def build_app(
-    engine: Served,
-    *,
-    api_key: str | None = None,
-    admin_key: str | None = None,
-    names: Collection[str] | None = (),
-    serves: Callable[[str], str | None] | None = None,
-    max_body: int = asgi.MAX_BODY_BYTES,
+    engine: Served, *, api_key: str | None = None, admin_key: str | None = None, names: Collection[str] | None = (),
+    serves: Callable[[str], str | None] | None = None, max_body: int = asgi.MAX_BODY_BYTES,
     monitor: probes.Monitor | None = None,
-) -> Starlette:
+) -> Starlette:  # fmt: skip
     """Returns the ASGI application that answers the routes of the engine's HTTP contract; it never closes the engine.
 
     Args:
@@ -121,23 +116,12 @@ def build_app(
 
 
 def run_server(
-    engine: Served,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    api_key: str | None = None,
-    admin_key: str | None = None,
-    names: Sequence[str] = (),
-    policies: Sequence[str] = (),
-    spare: Sequence[str] = (),
-    on_ready: Callable[[str], None] | None = None,
-    may_close: Callable[[], bool] = lambda: True,
-    drain_s: float = 30.0,
-    stop: threading.Event | None = None,
-    serves: Callable[[str], str | None] | None = None,
-    max_body: int = asgi.MAX_BODY_BYTES,
-    monitor: probes.Monitor | None = None,
-) -> None:
+    engine: Served, *, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None,
+    admin_key: str | None = None, names: Sequence[str] = (), policies: Sequence[str] = (), spare: Sequence[str] = (),
+    on_ready: Callable[[str], None] | None = None, may_close: Callable[[], bool] = lambda: True, drain_s: float = 30.0,
+    stop: threading.Event | None = None, serves: Callable[[str], str | None] | None = None,
+    max_body: int = asgi.MAX_BODY_BYTES, monitor: probes.Monitor | None = None,
+) -> None:  # fmt: skip
     """Serves an engine until SIGTERM, SIGINT or `stop`; then finishes running requests, closes the engine and returns.
 
     If a signal ends it, it sets `stop` first, and answers new requests until `may_close` returns true. `api_key`,
@@ -165,18 +149,11 @@ def run_server(
                 monitor=monitor,
             )  # fmt: skip
             http_server.serve(
-                app,
-                sock,
-                drain_s=drain_s,
-                on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)),
-                stop=stop,
-                before=partial(_begin, engine, policies, spare),
-                may_close=may_close,
-                after=engine.stop,
-                keep_alive_s=75,
-                log_level=None,
-                date_header=True,
-            )
+                app, sock, drain_s=drain_s,
+                on_ready=None if on_ready is None else partial(on_ready, http_server.url_of(host, sock)), stop=stop,
+                before=partial(_begin, engine, policies, spare), may_close=may_close, after=engine.stop,
+                keep_alive_s=75, log_level=None, date_header=True,
+            )  # fmt: skip
     finally:
         engine.close()
 

@@ -103,14 +103,8 @@ def _shown(opened: store.Store, pair: Pair) -> JSON:
         scores = {score.id: score.value for score in whole[run].scores} if run in whole else {}
         mine = [each.message for each in corrections.get(run, ()) if each.id == correction_id(run)]
         last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
-        sides.append(
-            {
-                "run": run,
-                "thumb": scores.get(thumbs_id(run)),
-                "corrected": bool(mine),
-                "answer": _editable(mine[-1] if mine else last),
-            }
-        )
+        about = {"thumb": scores.get(thumbs_id(run)), "corrected": bool(mine)}
+        sides.append({"run": run, **about, "answer": _editable(mine[-1] if mine else last)})
     return {"group": pair.group, "key": key_of(pair.group), "sides": sides, "compared": compared(*said)}
 
 
@@ -135,16 +129,9 @@ def _revealed(opened: store.Store, group: str) -> JSON | None:
     for run in ids:
         its = {score.id: score for score in scores.get(run, ())}
         judged = [one.value for one in its.values() if one.source == rewards.SCORE_SOURCE and one.group_id == group]
-        given = its.get(score_id(group, run))
-        summary = summaries.get(run)
-        sides.append(
-            {
-                "run": run,
-                "policies": list(summary.policies) if summary else [],
-                "judged": judged[-1] if judged else None,
-                "preferred": given.value if given else None,
-            }
-        )
+        given, summary = its.get(score_id(group, run)), summaries.get(run)
+        said = {"judged": judged[-1] if judged else None, "preferred": given.value if given else None}
+        sides.append({"run": run, "policies": list(summary.policies) if summary else [], **said})
     return {"group": group, "sides": sides, "agrees": _agrees(*sides)}
 
 

@@ -23,17 +23,10 @@ KEY_FILE = "web.key"
 
 
 def run_web(
-    shown: Sequence[Settings],
-    *,
-    host: str,
-    port: int,
-    role: Role,
-    advertise: str | None = None,
-    certificate: tuple[Path, Path] | None = None,
-    given: Given | None = None,
-    on_ready: Callable[[str, dict[str, str]], None],
-    stop: Event | None = None,
-) -> None:
+    shown: Sequence[Settings], *, host: str, port: int, role: Role, advertise: str | None = None,
+    certificate: tuple[Path, Path] | None = None, given: Given | None = None,
+    on_ready: Callable[[str, dict[str, str]], None], stop: Event | None = None,
+) -> None:  # fmt: skip
     """Show these projects until SIGTERM, SIGINT or `stop`.
 
     Args:

@@ -29,14 +29,9 @@ class ChatEndpoint(ChatRoute[tuple[ChatRequest, list[int]]]):
     """ASGI application that answers the embedded engine's chat completions; one instance answers all requests."""
 
     def __init__(
-        self,
-        prompts: PromptEncoder,
-        grammars: Grammars,
-        max_model_len: int,
-        max_rows: int,
-        policies: Callable[[], list[str]],
-        submit: Callable[[str, Generation, float | None], None],
-    ) -> None:
+        self, prompts: PromptEncoder, grammars: Grammars, max_model_len: int, max_rows: int,
+        policies: Callable[[], list[str]], submit: Callable[[str, Generation, float | None], None],
+    ) -> None:  # fmt: skip
         """Takes the parts of `EmbeddedEngine` that it needs; the engine itself imports this module."""
         super().__init__()
         self._prompts, self._grammars = prompts, grammars

@@ -30,15 +30,9 @@ class EmbeddedEngine:
     """Serves a base model and LoRA adapters for it, each under a policy name, in this process."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        base: policies.BaseModel,
-        name: str,
-        adapters_root: str | os.PathLike[str],
-        limits: EngineLimits,
-        merge: bool | None,
-    ) -> None:
+        self, model: Any, tokenizer: Any, base: policies.BaseModel, name: str, adapters_root: str | os.PathLike[str],
+        limits: EngineLimits, merge: bool | None,
+    ) -> None:  # fmt: skip
         """Takes over a loaded model in eval mode and starts the scheduler; `from_pretrained` loads the model, too."""
         self.limits = limits
         self.base = base
@@ -61,16 +55,9 @@ class EmbeddedEngine:
 
     @classmethod
     def from_pretrained(
-        cls,
-        base: str | os.PathLike[str],
-        *,
-        name: str = "agent",
-        adapters_root: str | os.PathLike[str],
-        device: str = "auto",
-        dtype: str = "auto",
-        limits: EngineLimits | None = None,
-        merge: bool | None = None,
-    ) -> EmbeddedEngine:
+        cls, base: str | os.PathLike[str], *, name: str = "agent", adapters_root: str | os.PathLike[str],
+        device: str = "auto", dtype: str = "auto", limits: EngineLimits | None = None, merge: bool | None = None,
+    ) -> EmbeddedEngine:  # fmt: skip
         """Loads a base model and starts an engine on it, or raises `ModelNotFound`.
 
         Args:
@@ -182,7 +169,7 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(token_id) for token_id in found | {tokenizer.eos_token_id} if token_id is not None)
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _load_model(directory: Path, *, device: str, dtype: str) -> tuple[Any, Any]:
@@ -198,9 +185,7 @@ def _load_model(directory: Path, *, device: str, dtype: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         # Safetensors only and no `trust_remote_code`: a checkpoint must not be able to run code.
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=_DTYPES.get(dtype, dtype), use_safetensors=True
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, use_safetensors=True)
         model.to(device)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelNotFound(f"{directory} cannot be loaded: {error}") from error

@@ -46,13 +46,9 @@ class PromptEncoder:
         self._entries: dict[int, tuple[str, list[int] | None]] = {}
 
     def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        most_tokens: int = 1 << 30,
-    ) -> list[int]:
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None, *, most_tokens: int = 1 << 30,
+    ) -> list[int]:  # fmt: skip
         """Returns the prompt's token ids, up to where the assistant's answer begins; may raise a `PromptError`.
 
         Raises `PromptTooLong` before the work for a prompt that cannot have `most_tokens` tokens or fewer.

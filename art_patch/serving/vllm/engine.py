@@ -45,15 +45,9 @@ class VllmEngine:
     """Serves a base model and LoRA adapters for it, each under a policy name, with one or several vLLM processes."""
 
     def __init__(
-        self,
-        options: VllmOptions,
-        base: BaseModel,
-        *,
-        adapters_root: str | os.PathLike[str],
-        home: Path,
-        replicas: int = 1,
-        gpus: Sequence[Sequence[str]] | None = None,
-    ) -> None:
+        self, options: VllmOptions, base: BaseModel, *, adapters_root: str | os.PathLike[str], home: Path,
+        replicas: int = 1, gpus: Sequence[Sequence[str]] | None = None,
+    ) -> None:  # fmt: skip
         """Creates the engine without starting a process; `start` starts the vLLM processes.
 
         Args:

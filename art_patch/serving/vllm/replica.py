@@ -210,16 +210,9 @@ class Replica:
     """A vLLM process that is watched and restarted. Call all methods on one event loop."""
 
     def __init__(
-        self,
-        number: int,
-        base: str,
-        dtype: str,
-        socket: Path,
-        start: Callable[[], VllmProcess],
-        catch_up: Callable[["Replica"], Awaitable[None]],
-        *,
-        ready_timeout_s: float,
-    ) -> None:
+        self, number: int, base: str, dtype: str, socket: Path, start: Callable[[], VllmProcess],
+        catch_up: Callable[["Replica"], Awaitable[None]], *, ready_timeout_s: float,
+    ) -> None:  # fmt: skip
         """Creates the replica without starting a process; `boot` starts vLLM.
 
         Args:
