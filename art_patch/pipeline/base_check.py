@@ -14,7 +14,7 @@ from typing import Any
 from art_patch import policies, training
 from art_patch.errors import ConfigError, ModelNotFound
 
-_CURE = "serve another base: a causal language model of text alone, with a tokenizer and a chat template"
+_CURE = "serve another base: a causal language model, with a tokenizer and a chat template"
 _SMALL = ["*.json", "*.jinja", "*.txt", "*.model"]
 _HUB_S = 3.0
 _CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -64,6 +64,8 @@ def _why_useless(directory: Path, config: Mapping[str, Any], has_template: bool,
     if names and not any(name.endswith(_CAUSAL) for name in names):
         return f"it is a {names[0]}, which does not continue a text"
     if not any(_has(directory, ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"))):
+        if any(directory.glob("tokenization_*.py")):
+            return "its tokenizer is code of its makers, which is never run; convert it to tokenizer.json"
         return "it has no tokenizer"
     # The tokenizer of `tekken.json` writes a chat by itself.
     files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")

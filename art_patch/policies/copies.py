@@ -30,7 +30,8 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from art_patch.errors import AdapterRejected, ConfigError, HubError, ModelNotFound
-from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, BaseModel, Dtype, read_base_model, some
+from art_patch.policies.base_models import BaseModel, load_model, read_base_model
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, Dtype, some
 from art_patch.policies.validation import Probe, ValidatedAdapter, check_probe
 from art_patch.types import Policy
 
@@ -102,13 +103,12 @@ def write_merged(
 
 def _load(directory: Path, dtype: Dtype) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # the command shows its own
     wanted: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=wanted, use_safetensors=True)
+        model: Any = load_model(directory, dtype=wanted)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelNotFound(f"{directory} cannot be loaded: {error}") from error
     return model.eval().requires_grad_(False)

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from art_patch.errors import AdapterRejected
 from art_patch.policies import files
+from art_patch.policies.base_models import BaseModel as Base
 from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
-from art_patch.policies.files import BaseModel as Base
 from art_patch.policies.validation import check_content, read_probe
 from art_patch.types import IMPORTED, Policy
 

@@ -27,7 +27,8 @@ from safetensors import SafetensorError, deserialize
 
 from art_patch.errors import AdapterRejected
 from art_patch.policies import files
-from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, BaseModel, some
+from art_patch.policies.base_models import BaseModel
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, some
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Integer view and exponent mask of each dtype: all exponent bits set means inf or NaN. numpy has no bfloat16.

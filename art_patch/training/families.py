@@ -63,18 +63,31 @@ _LATENT_ATTENTION = (
     "self_attn.o_proj",
 )
 
+_LINEAR_ATTENTION = (
+    "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b", "linear_attn.in_proj_a",  # Qwen 3.5
+    "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba",  # the same, fused, in Qwen 3 Next
+    "linear_attn.out_proj",
+)  # fmt: skip
+
 FAMILIES: tuple[Family, ...] = (
     # Of these, QwQ and what DeepSeek R1 was distilled into have thoughts.
-    Family("Qwen 2.5", ("qwen2",), _DENSE, ("<|im_end|>",), THINK),
+    Family("Qwen 2.5", ("qwen2", "qwen2_vl", "qwen2_5_vl"), _DENSE, ("<|im_end|>",), THINK),
     Family("Qwen 1.5 and 2 MoE", ("qwen2_moe",), (*_ATTENTION, *_SHARED_EXPERT), ("<|im_end|>",)),
-    Family("Qwen 3", ("qwen3",), _DENSE, ("<|im_end|>",), THINK),
-    Family("Qwen 3 MoE", ("qwen3_moe",), _ATTENTION, ("<|im_end|>",), THINK),
+    Family("Qwen 3", ("qwen3", "qwen3_vl"), _DENSE, ("<|im_end|>",), THINK),
+    Family("Qwen 3 MoE", ("qwen3_moe", "qwen3_vl_moe"), _ATTENTION, ("<|im_end|>",), THINK),
+    # Three of four layers have linear attention, whose projections get a LoRA, too.
+    Family("Qwen 3.5", ("qwen3_5", "qwen3_5_text"), (*_DENSE, *_LINEAR_ATTENTION), ("<|im_end|>",), THINK),
+    Family("Qwen 3 Next", ("qwen3_next",), (*_ATTENTION, *_LINEAR_ATTENTION), ("<|im_end|>",), THINK),
     # Of these, what DeepSeek R1 was distilled into has thoughts.
-    Family("Llama 3 and Mistral", ("llama", "mistral"), _DENSE, ("<|eot_id|>", "<|eom_id|>"), THINK),
+    Family("Llama 3 and Mistral", ("llama", "mistral", "mistral3"), _DENSE, ("<|eot_id|>", "<|eom_id|>"), THINK),
+    Family("Llama 4", ("llama4", "llama4_text"), _ATTENTION, ("<|eot|>", "<|eom|>")),
     # Kimi's models are of the make `deepseek_v3`, and the end of turn is theirs.
     Family("DeepSeek V2 and V3", ("deepseek_v2", "deepseek_v3"), _LATENT_ATTENTION, ("<|im_end|>",), THINK),
     Family("Gemma 2", ("gemma2",), _DENSE, ("<end_of_turn>",)),
     Family("Gemma 3", ("gemma3_text", "gemma3"), _DENSE, ("<end_of_turn>",)),
+    Family("Gemma 4", ("gemma4_text", "gemma4"), _DENSE, ("<turn|>",)),
+    # An answer ends with `<|return|>`, or with a call of a tool.
+    Family("gpt-oss", ("gpt_oss",), _ATTENTION, ("<|return|>", "<|call|>")),
 )
 
 # Of every other model that `AutoModelForCausalLM` loads.
@@ -111,11 +124,25 @@ def target_names(model: Any) -> list[str]:
     return sorted(ends if exact else chosen)
 
 
+def decoder_of(model: Any) -> Any:
+    """Returns the part of a model that turns token ids into hidden states, without the language head."""
+    decoder = model.get_decoder()
+    # transformers 5.24 names the whole language model of Llama 4, head included, and of its text model itself.
+    while decoder is model or getattr(decoder, "lm_head", None) is not None:
+        inner = getattr(decoder, "model", None)
+        if inner is None:
+            raise TrainingError(
+                f"{type(model).__name__} has no decoder that transformers can tell: it cannot be trained"
+            )
+        model, decoder = None, inner
+    return decoder
+
+
 def linear_names(model: Any) -> list[str]:
     """Returns the full names of all linear layers in the decoder's blocks except routers and the language head."""
     import torch  # takes seconds, and the table alone does not need it
 
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    decoder, head = decoder_of(model), model.get_output_embeddings()
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     return [
         name

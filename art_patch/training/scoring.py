@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from art_patch.errors import TrainingError
 from art_patch.training import attention
 from art_patch.training.data.packing import Pack, Tree, packs_of, tree_of
 from art_patch.training.data.rows import Example, Row
+from art_patch.training.families import decoder_of
 
 # Root mean square, in nats, by which the two ways of scoring may differ through rounding alone.
 TOLERANCE_NATS = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -53,7 +53,7 @@ class Scorer:
         computed by itself, for comparisons. Raises `TrainingError` if the model is not a causal language model.
         """
         self._causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._decoder = _decoder_of(self._causal)
+        self._decoder = decoder_of(self._causal)
         self._head = Head(self._causal)
         self._last_block: LastBlock | None = None
         # Why rows (token sequences) are computed one by one; `None` if each distinct token of a pack is computed once.
@@ -167,15 +167,6 @@ class Scorer:
         if self._last_block is not None:
             self._last_block.at_Q = None  # the places of the last pack mean nothing in single rows
         self._causal.set_attn_implementation(name)
-
-
-def _decoder_of(causal: Any) -> Any:
-    decoder = causal.get_decoder()
-    if decoder is causal:  # transformers 5.23 looks for Llama 4's in the wrong place
-        decoder = getattr(causal, "model", None)
-    if decoder is None:
-        raise TrainingError(f"{type(causal).__name__} has no decoder that transformers can tell: it cannot be trained")
-    return decoder
 
 
 def _asked(pack: Pack, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor]:

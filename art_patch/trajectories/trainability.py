@@ -57,6 +57,18 @@ def _is_greedy(call: Call) -> bool:
     return isinstance(temperature, int | float) and temperature < _LOWEST_TEMPERATURE
 
 
+# Kinds of parts that a trainer of text does not see: their tokens stand for what only the engine had.
+_MEDIA = frozenset({
+    "image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video_url", "video", "file",
+    "input_file",
+})  # fmt: skip
+
+
+def _holds_media(call: Call) -> bool:
+    contents = (message.get("content") for message in call.messages)
+    return any(as_object(part).get("type") in _MEDIA for each in contents if isinstance(each, list) for part in each)
+
+
 def _any_param(name: str, neutral: tuple[Any, ...]) -> Callable[[Call], bool]:
     return lambda call: call.params.get(name) not in neutral
 
@@ -72,6 +84,7 @@ REASONS: tuple[tuple[str, Callable[[Call], bool]], ...] = (
     ("the call was cancelled", lambda call: call.status == "cancelled"),
     ("the stream was not read to its end", lambda call: call.status == "abandoned"),
     ("no answer", lambda call: not call.choices),
+    ("the prompt holds an image, audio or file", _holds_media),
     ("prompt token ids are missing", lambda call: not call.prompt_token_ids),
     ("token ids are missing", lambda call: any(not choice.token_ids for choice in call.choices)),
     ("log-probabilities are missing", lambda call: any(choice.logprobs is None for choice in call.choices)),

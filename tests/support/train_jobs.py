@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from art_patch.policies import base_fingerprint
+from art_patch.policies import base_fingerprint, load_model
 from art_patch.training import Example, Row, Sibling, TrainConfig, TrainGroup, TrainJob
 from art_patch.training.data.rows import Turn, merge
 from art_patch.training.loop.loading import load_policy
+from tests.support.families import logits_of
 
 SMALL = TrainConfig(
     learning_rate=5e-3, epochs=1, minibatches=1, lora_rank=4, warmup_steps=0,
@@ -38,7 +39,7 @@ def row(prompt: Sequence[int], answer: Sequence[int], *, temperature: float = 1.
 def plain_logprobs(model: Any, row: Row) -> list[float]:
     """The plain way: all logits of one row by transformers alone."""
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([row.ids_T])).logits[0].double()
+        logits = logits_of(model, torch.tensor([row.ids_T]))[0].double()
     return [
         torch.log_softmax(logits[t - 1] / row.temperature_T[t], -1)[row.ids_T[t]].item()
         for t in range(1, len(row.ids_T))
@@ -55,9 +56,8 @@ def as_sampled(model: Any, row: Row) -> Row:
 def plain_model(base: Path, adapter: Path | None = None) -> Any:
     """By transformers and peft alone."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = load_model(base, dtype=torch.float32)
     return (model if adapter is None else PeftModel.from_pretrained(model, str(adapter))).eval()
 
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from art_patch.errors import AdapterRejected, TrainingError
-from art_patch.policies import BaseModel, publish_adapter, read_base_model, validate_adapter
+from art_patch.errors import TrainingError
+from art_patch.policies import BaseModel, load_model, publish_adapter, read_base_model, validate_adapter
 from art_patch.training import family_of
 from art_patch.training.families import DEFAULT, FAMILIES, linear_names, target_names
-from tests.support.families import CONFIGS, EXPERTS, make_gemma_that_sees, make_model, with_lora
+from tests.benchmarks.families import families
+from tests.support.families import CONFIGS, EXPERTS, SEEING, logits_of, make_model, make_model_that_sees, with_lora
+from tests.support.real_bases import BASES
 
+ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = ["self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"]
 MLP = ["mlp.down_proj", "mlp.gate_proj", "mlp.up_proj"]
 LATENT_ATTENTION = ["self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"]
 TARGETS: dict[str, list[str]] = {
     "qwen2_moe": [*ATTENTION, "shared_expert.down_proj", "shared_expert.gate_proj", "shared_expert.up_proj"],
     "qwen3_moe": ATTENTION,
+    "qwen3_next": [
+        "linear_attn.in_proj_ba",
+        "linear_attn.in_proj_qkvz",
+        "linear_attn.out_proj",
+        *ATTENTION,
+    ],
+    "gpt_oss": ATTENTION,
     "deepseek_v2": [*LATENT_ATTENTION, "self_attn.q_proj"],
     "deepseek_v3": [*LATENT_ATTENTION, "self_attn.q_a_proj", "self_attn.q_b_proj"],
     "phi3": ["mlp.down_proj", "mlp.gate_up_proj", "self_attn.o_proj", "self_attn.qkv_proj"],
@@ -90,19 +101,39 @@ def published(model: Any, root: Path) -> tuple[Any, BaseModel]:
     return tuned, base
 
 
-def test_of_a_model_that_also_sees_only_the_part_that_writes_is_trained():
-    model = make_gemma_that_sees()
-    assert "model.vision_tower.encoder.layers.0.self_attn.q_proj" in dict(model.named_modules())
-    assert target_names(model) == [
-        f"model.language_model.layers.{layer}.{end}" for layer in range(2) for end in sorted([*MLP, *ATTENTION])
-    ]
+LINEAR_ATTENTION = ["in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj"]
+"""Of Qwen 3.5's first layer; the second has attention."""
 
 
-def test_serving_does_not_take_a_model_that_also_sees(tmp_path: Path):
-    """transformers names its modules otherwise than its checkpoint does, and an adapter's names are checked there."""
-    _, base = published(make_gemma_that_sees(), tmp_path)
-    with pytest.raises(AdapterRejected, match="does not have"):
-        validate_adapter(tmp_path, "agent@1", base)
+@pytest.mark.parametrize("model_type", SEEING)
+def test_of_a_model_that_also_sees_only_the_part_that_writes_is_trained(model_type: str):
+    model = make_model_that_sees(model_type)
+    assert any("vision" in name or "visual" in name for name, _ in model.named_modules())
+    layers = "language_model.model.layers" if model_type == "llama4" else "model.language_model.layers"
+    mlp = [] if model_type == "llama4" else MLP
+    expected = {f"{layers}.{layer}.{end}" for layer in range(2) for end in (*mlp, *ATTENTION)}
+    if model_type == "qwen3_5":
+        expected -= {f"{layers}.0.{end}" for end in ATTENTION}
+        expected |= {f"{layers}.0.linear_attn.{end}" for end in LINEAR_ATTENTION}
+    assert adapted(with_lora(model)) == expected
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_an_adapter_of_a_model_that_also_sees_is_read_back_and_served(model_type: str, tmp_path: Path):
+    """Names in its checkpoint, of transformers' modules and of the adapter agree, however its makers named them."""
+    from peft import PeftModel
+
+    tuned, base = published(make_model_that_sees(model_type), tmp_path)
+    assert validate_adapter(tmp_path, "agent@1", base).modules == tuple(sorted(adapted(tuned)))
+    writes = {name for name, _ in make_model_that_sees(model_type).named_parameters() if "language_model" in name}
+    assert writes <= base.weight_shapes.keys()
+    plain = load_model(base.directory).eval()
+    with torch.no_grad():
+        expected = logits_of(tuned, IDS_BT)
+        bare = logits_of(plain, IDS_BT)
+        again = logits_of(PeftModel.from_pretrained(plain, str(tmp_path / "agent@1")), IDS_BT)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)
+    assert (bare - expected).abs().max() > 1e-3
 
 
 def test_a_router_that_is_a_linear_layer_is_left_out():
@@ -123,3 +154,18 @@ def test_the_table():
     assert len(types) == len(set(types))
     assert all(family_of(kind) is family for family in FAMILIES for kind in family.model_types)
     assert family_of("phi3") is DEFAULT
+
+
+def test_the_documentation_names_each_family_and_its_types():
+    page = (ROOT / "docs/pages/reference/base-models.md").read_text()
+    table = re.findall(r"(?m)^\| ([^|]+) \| (`[^|]+) \|", page)[1:]  # the first one is the heading
+    rows = {name: set(re.findall(r"`(\w+)`", types)) for name, types in table}
+    assert rows == {family.name: set(family.model_types) for family in FAMILIES}
+
+
+@pytest.mark.slow
+def test_bases_that_people_serve_are_trained_exactly(tmp_path: Path):
+    """The figure `families` of the benchmark: real configurations, made small."""
+    metrics, trained = families(tmp_path, tuple(BASES))
+    assert (metrics["refused"], trained) == ({}, list(BASES))
+    assert metrics["gradient_difference"] <= 1e-5

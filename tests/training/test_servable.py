@@ -10,7 +10,7 @@ import torch
 
 from art_patch.errors import ConfigError, ModelNotFound
 from art_patch.training import require_servable
-from tests.support.families import CONFIGS, REFUSED, make_model
+from tests.support.families import CONFIGS, REFUSED, SEEING, make_model, make_model_that_sees
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -21,9 +21,10 @@ def test_a_base_whose_every_lora_would_be_refused_is_told_with_the_modules(tmp_p
         require_servable(str(tmp_path))
 
 
-@pytest.mark.parametrize("model_type", CONFIGS)
+@pytest.mark.parametrize("model_type", [*CONFIGS, *SEEING])
 def test_every_family_that_is_served_passes_and_nothing_random_is_drawn(tmp_path: Path, model_type: str):
-    make_model(model_type).save_pretrained(tmp_path)
+    make = make_model_that_sees if model_type in SEEING else make_model
+    make(model_type).save_pretrained(tmp_path)
     before = torch.get_rng_state()
     require_servable(str(tmp_path))
     assert torch.equal(torch.get_rng_state(), before)

@@ -28,6 +28,17 @@ BAD = {
     "the call was cancelled": replace(GOOD, status="cancelled"),
     "the stream was not read to its end": replace(GOOD, status="abandoned"),
     "no answer": replace(GOOD, choices=()),
+    "the prompt holds an image, audio or file": replace(
+        GOOD,
+        messages=(
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "x"}}],
+            },
+            {"role": "assistant", "content": "a pear"},
+            {"role": "user", "content": "and now?"},
+        ),
+    ),
     "prompt token ids are missing": replace(GOOD, prompt_token_ids=None),
     "token ids are missing": with_choice(token_ids=None),
     "log-probabilities are missing": with_choice(logprobs=None),

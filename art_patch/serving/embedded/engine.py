@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from art_patch import policies
@@ -184,8 +184,7 @@ def _load_model(directory: Path, *, device: str, dtype: str) -> tuple[Any, Any]:
     disable_progress_bar()  # a server's log is no place for it
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
-        # Safetensors only and no `trust_remote_code`: a checkpoint must not be able to run code.
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, use_safetensors=True)
+        model = policies.load_model(directory, dtype=dtype)
         model.to(device)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelNotFound(f"{directory} cannot be loaded: {error}") from error

@@ -42,9 +42,11 @@ _OURS = frozenset({
     "--trust-remote-code", "--uds",
 })  # fmt: skip
 
-# By how the checkpoint's `model_type` begins.
+# By how the checkpoint's `model_type` begins; the first that fits.
 _TOOL_PARSERS = {
-    "qwen": "hermes", "llama": "llama3_json", "mistral": "mistral", "gemma": "gemma4", "granite": "granite",
+    "qwen3_5": "qwen3_coder", "qwen": "hermes", "llama4": "llama4_pythonic", "llama": "llama3_json",
+    "mistral": "mistral", "gemma": "gemma4", "granite": "granite", "gpt_oss": "openai",  # vLLM takes no other for it
+    "deepseek_v3": "deepseek_v3", "kimi_k2": "kimi_k2",
 }  # fmt: skip
 
 _FORCED = {

@@ -26,13 +26,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
-from art_patch.policies import check_content, lora_key, read_base_model, resolve_model_dir, some
+from art_patch.policies import (
+    auto_class,
+    check_content,
+    load_model,
+    lora_key,
+    read_base_model,
+    read_config,
+    resolve_model_dir,
+    some,
+)  # fmt: skip
 from art_patch.training.config import TrainConfig
 from art_patch.training.families import target_names
 from art_patch.training.loop.job import TrainJob
 
 _REFERENCE = "reference"
-_CURE = "serve another base, one of text alone whose checkpoint transformers loads as a causal language model"
+_CURE = "serve another base, whose checkpoint transformers loads as a causal language model, or as one that also sees"
 
 
 def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
@@ -86,7 +95,7 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = device or default_device()
     torch.manual_seed(config.seed)  # of a new LoRA's weights
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=_weights_dtype(config, device))
+    model: Any = load_model(base, dtype=_weights_dtype(config, device))
     if adapter is None:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
@@ -190,15 +199,14 @@ def require_servable(base: str) -> None:
     `base` is a model directory or hub id. The model is built from its config on torch's meta device, without weights. A
     LoRA of zeros for its layers is then checked with `check_content`, which every published adapter must pass.
     """
-    import transformers
     from safetensors.numpy import save
 
     directory = resolve_model_dir(base)
     base_model = read_base_model(directory)
     try:
-        config = transformers.AutoConfig.from_pretrained(directory)
+        config = read_config(directory)
         with torch.device("meta"):
-            model: Any = transformers.AutoModelForCausalLM.from_config(config)
+            model: Any = auto_class(config).from_config(config)
         targets = target_names(model)
     except (ImportError, ValueError, TrainingError, AttributeError, KeyError, TypeError) as error:
         # transformers raises errors of many kinds for a config that it does not understand
