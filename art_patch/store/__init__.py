@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from art_patch.store.queries.series import Day, Promotion, Scenario, Totals
     from art_patch.store.queries.usage import SOURCES, Learned
     from art_patch.store.schema.tables import HEAD
-    from art_patch.store.search.find import Found
-    from art_patch.store.search.index import MOST_COUNTED
+    from art_patch.store.search import Found
+    from art_patch.store.search_index import MOST_COUNTED
     from art_patch.store.store import Store, open_store
 else:
     __getattr__ = lazily()

@@ -31,7 +31,7 @@ from art_patch.store.ledger.route import MODE_KEY, ROUTE_KEY
 from art_patch.store.schema import EVERY_AGENT
 from art_patch.store.schema.codec import block_id, expand, expand_ids, size_of
 from art_patch.store.schema.tables import whole as tables  # its checks and sizes are of all projects
-from art_patch.store.search.index import TABLE as WORDS
+from art_patch.store.search_index import TABLE as WORDS
 from art_patch.trajectories import node_id
 from art_patch.types import CHALLENGERS, COPIES
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from art_patch.store.queries.read import Reader
     from art_patch.store.queries.series import Series
     from art_patch.store.queries.usage import Reports
-    from art_patch.store.search.find import Search
+    from art_patch.store.search import Search
 else:
     __getattr__ = lazily()
 

@@ -203,7 +203,7 @@ def test_exactly_one_subject(store: Store, whose: dict[str, str]):
 
 
 def test_calls_that_arrive_meanwhile_go_too(store: Store, url: str, execute: Execute, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(deletion, "BUDGET_S", float("inf"))  # a round is one chunk, however slow the machine
+    monkeypatch.setattr(collect, "BUDGET_S", float("inf"))  # a round is one chunk, however slow the machine
     store.write(run_of("t1", user_id="u"))
     app, arrived = open_store(url), [0]
 
@@ -251,7 +251,6 @@ def test_chunks_leave_the_store_sound_and_the_lock_free(
 
     ticks = iter(range(10**9))
     monkeypatch.setattr(deletion.time, "perf_counter", lambda: next(ticks) * collect.BUDGET_S / 8)
-    monkeypatch.setattr(deletion, "breathe", others_write)
     monkeypatch.setattr(collect, "breathe", others_write)
     erasure = store.rights.erase(user="u")
     app.close()
@@ -263,8 +262,8 @@ def test_chunks_leave_the_store_sound_and_the_lock_free(
 ERASER = """
 import sys, time
 from art_patch.store import open_store
-from art_patch.store.erasure import deletion
-deletion._TRAJECTORIES, deletion.BUDGET_S = 1, 0.0
+from art_patch.store.erasure import collect, deletion
+deletion._TRAJECTORIES, collect.BUDGET_S = 1, 0.0
 left = int(sys.argv[2])
 def tell(done, total):
     global left

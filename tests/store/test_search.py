@@ -10,7 +10,7 @@ import pytest
 
 from art_patch.errors import ConfigError
 from art_patch.store import Filter, Store, open_store
-from art_patch.store.search import index
+from art_patch.store import search_index as index
 from art_patch.types import Choice
 from tests.support.postgres import Execute
 from tests.support.run_samples import fill
@@ -148,8 +148,8 @@ def test_an_extension_that_is_short_of_time_says_what_it_lacks(store: Store, mon
 
 
 def test_of_a_word_that_many_calls_say_the_newest_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("art_patch.store.search.find.MOST", 3)
-    monkeypatch.setattr("art_patch.store.search.find.MOST_READ", 2)
+    monkeypatch.setattr("art_patch.store.search.MOST", 3)
+    monkeypatch.setattr("art_patch.store.search.MOST_READ", 2)
     for number in range(5):
         store.write(said(f"c{number}", "red apple", at=float(number)))
     store.search.extend()

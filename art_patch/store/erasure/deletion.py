@@ -14,21 +14,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, select, update
 
+from art_patch.store import search_index
 from art_patch.store.backends.database import Database
-from art_patch.store.erasure.collect import (
-    BUDGET_S,
-    Pending,
-    alone,
-    breathe,
-    climb,
-    collect,
-    collect_blobs,
-    note_collected,
-)
+from art_patch.store.erasure import collect
+from art_patch.store.erasure.collect import Pending
 from art_patch.store.ledger.decisions import control_of, set_control
 from art_patch.store.queries.read import DELETED, spent
 from art_patch.store.schema import tables
-from art_patch.store.search import index
 from art_patch.types import COPIES, ENGINE_FULL
 
 # Called with the number of deleted trajectories, and with the number to delete in all.
@@ -99,25 +91,25 @@ class Deletion:
         left = list(ids)
         while left:
             began = time.perf_counter()
-            with alone(self._database) as connection:
+            with collect.alone(self._database) as connection:
                 many_blobs = self._chunk(connection, left, only)
             if self._progress is not None:
                 done = self._counts["trajectories"]
                 self._progress(done, max(done, self._total))
-            breathe(began)
+            collect.breathe(began)
             if many_blobs:
-                collect_blobs(self._database)
+                collect.collect_blobs(self._database)
 
     def finish(self) -> None:
         """Delete the shared content that the last transactions may have orphaned and did not check yet, and words."""
-        self._counts["messages"] += collect(self._database)["nodes"]
-        index.merge(self._database)
+        self._counts["messages"] += collect.collect(self._database)["nodes"]
+        search_index.merge(self._database)
 
     def _chunk(self, connection: Connection, left: list[str], only: ColumnElement[bool] | None) -> bool:
         """Delete until the time is over, at least one step; remove the deleted ids from `left`."""
-        until = time.perf_counter() + BUDGET_S
+        until = time.perf_counter() + collect.BUDGET_S
         pending = Pending.load(connection)
-        self._counts["messages"] += climb(connection, pending, until)["nodes"]
+        self._counts["messages"] += collect.climb(connection, pending, until)["nodes"]
         touched = False
         while left and not pending.chains and (not touched or time.perf_counter() < until):
             some = left[:_TRAJECTORIES]
@@ -127,9 +119,9 @@ class Deletion:
             if self._step(connection, still, pending):
                 del left[: len(some)]
             touched = True
-            self._counts["messages"] += climb(connection, pending, until)["nodes"]
+            self._counts["messages"] += collect.climb(connection, pending, until)["nodes"]
         if touched:
-            note_collected(connection)
+            collect.note_collected(connection)
             _keep_count(connection, self._taken)
             self._taken.clear()
         pending.save(connection)
@@ -140,7 +132,7 @@ class Deletion:
         calls = connection.execute(_SOME_CALLS, {"trajectories": ids}).all()
         if calls:
             keys = {"calls": [call.id for call in calls]}
-            index.forget(connection, keys["calls"])  # while their messages are there
+            search_index.forget(connection, keys["calls"])  # while their messages are there
             pending.add("nodes", connection.scalars(_ANSWERS, keys))
             pending.add("nodes", (call.prompt for call in calls))
             pending.add("token_blocks", (call.prompt_block for call in calls))

@@ -5,7 +5,7 @@ where copies remain: exports, and policies that were trained on the data.
 
 Rules. `deletion.py` deletes in short transactions. After each one the store is sound, and a second run finishes what a
 kill cut short. An erasure ends when a last query finds nothing, so calls that arrive meanwhile are deleted; what was
-recorded before it and comes later is not written (`late.py`). The audit log records each erasure with a hash of the
+recorded before it and comes later is not written (`write.py`). The audit log records each erasure with a hash of the
 user's id, never the id itself, and also one that found nothing. An erasure writes the exports and policies
 that it found to the audit log when it begins, so a second run reports them although the rows are deleted by then.
 """

@@ -162,7 +162,7 @@ choices = _table(
     token_ids=_null(LargeBinary), logprobs=_null(LargeBinary),
 )  # fmt: skip
 
-# Entries of the search index. FTS5 holds their words on SQLite, this table on PostgreSQL; see `search/index.py`.
+# Entries of the search index. FTS5 holds their words on SQLite, this table on PostgreSQL; see `search_index.py`.
 search_calls = Table(
     "search_calls",
     metadata,

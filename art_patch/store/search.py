@@ -8,12 +8,12 @@ from sqlalchemy import Connection, Select, Table, cast, literal_column, select
 from sqlalchemy.dialects.postgresql import TSQUERY
 
 from art_patch.errors import ConfigError
+from art_patch.store import search_index as index
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import Filter, matching
 from art_patch.store.queries.loading import rows_in
 from art_patch.store.schema import tables
-from art_patch.store.search import index
-from art_patch.store.search.index import Wanted, tool_word, wanted
+from art_patch.store.search_index import Wanted, tool_word, wanted
 
 MOST = 5_000  # calls that are looked at, the newest ones
 MOST_READ = 1_000  # of these, if their messages have to be read for a phrase
