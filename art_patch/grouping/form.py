@@ -97,36 +97,11 @@ def form_groups(
             it raises `ConnectionError`, only the words are compared.
         known: returns where wordings and scenarios belong that were seen before. They never change sides.
     """
-    left: Counter[str] = Counter()
     texts = _Texts(trajectories, across, embed, known)
-    scenarios: dict[tuple[str, str], _Scenario] = {}
-    for trajectory in trajectories:
-        # `branch_group` compares it with the run that it began in. An app may use one of these words for its own.
-        if {REPLAY_OF, REPLAY_FROM} <= trajectory.info.metadata.keys():
-            left["began at a turn of another run"] += 1
-            continue
-        given = given_scenario(trajectory) or texts.scenario(trajectory)
-        if given is None:
-            left["no calls"] += 1
-            continue
-        user = trajectory.info.user_id if holdout_users else None
-        of_user = None if user is None else is_user_held_out(user, holdout_share)
-        if (scenario := scenarios.get(given)) is None:
-            by_key = is_held_out(given[0], holdout_share)
-            side = texts.sides.get(given[0], by_key if of_user is None else of_user)
-            scenario = scenarios[given] = _Scenario(*given, side)
-        if of_user is not None and of_user != scenario.held_out:
-            left["its user is held out and its task is not, or the other way round"] += 1
-        elif (reason := _why_not(trajectory)) is None:
-            scenario.siblings.append(trajectory)
-        elif any(map(can_be_asked_again, trajectory.calls)):
-            scenario.others.append(trajectory)
-        else:
-            left[reason] += 1
-
+    scenarios, left = _by_scenario(trajectories, texts, holdout_share, holdout_users)
     groups: list[Group] = []
     alone: list[tuple[_Scenario, Trajectory]] = []
-    for scenario in scenarios.values():
+    for scenario in scenarios:
         held_out = scenario.held_out
         if len(scenario.siblings) >= min_size:
             for part in _split(scenario.siblings, max_size):
@@ -156,7 +131,7 @@ def form_groups(
             left["waits for a sibling"] += 1
             waiting[trajectory.id] = scenario.key
     grouped = {trajectory.id for group in groups for trajectory in group.trajectories}
-    ungrouped = [(each, run) for each in scenarios.values() for run in each.others if run.id not in grouped]
+    ungrouped = [(each, run) for each in scenarios for run in each.others if run.id not in grouped]
     left.update(_why_not(run) or "" for _, run in ungrouped)
     others = {run.id: scenario.key for scenario, run in ungrouped if not scenario.siblings}
     return Grouping(
@@ -167,8 +142,40 @@ def form_groups(
         others=tuple(t for t in trajectories if t.id in others),
         keys=waiting | others,
         embeddings=texts.unheard,
-        wordings=texts.wordings({one.key: one.held_out for one in scenarios.values()}),
+        wordings=texts.wordings({one.key: one.held_out for one in scenarios}),
     )
+
+
+def _by_scenario(
+    trajectories: Sequence[Trajectory], texts: "_Texts", holdout_share: float, holdout_users: bool
+) -> tuple[Sequence[_Scenario], Counter[str]]:
+    """Return the scenarios with their runs, and reason -> number of runs that are in none."""
+    left: Counter[str] = Counter()
+    scenarios: dict[tuple[str, str], _Scenario] = {}
+    for trajectory in trajectories:
+        # `branch_group` compares it with the run that it began in. An app may use one of these words for its own.
+        if {REPLAY_OF, REPLAY_FROM} <= trajectory.info.metadata.keys():
+            left["began at a turn of another run"] += 1
+            continue
+        given = given_scenario(trajectory) or texts.scenario(trajectory)
+        if given is None:
+            left["no calls"] += 1
+            continue
+        user = trajectory.info.user_id if holdout_users else None
+        of_user = None if user is None else is_user_held_out(user, holdout_share)
+        if (scenario := scenarios.get(given)) is None:
+            by_key = is_held_out(given[0], holdout_share)
+            side = texts.sides.get(given[0], by_key if of_user is None else of_user)
+            scenario = scenarios[given] = _Scenario(*given, side)
+        if of_user is not None and of_user != scenario.held_out:
+            left["its user is held out and its task is not, or the other way round"] += 1
+        elif (reason := _why_not(trajectory)) is None:
+            scenario.siblings.append(trajectory)
+        elif any(map(can_be_asked_again, trajectory.calls)):
+            scenario.others.append(trajectory)
+        else:
+            left[reason] += 1
+    return list(scenarios.values()), left
 
 
 class _Texts:
