@@ -43,8 +43,7 @@ class Search(Part):
 
     def lag(self) -> int:
         """Return how many of the newest calls the index lacks; `MOST_COUNTED` + 1 if there are more."""
-        with self._database.read() as connection:
-            return index.lag(connection)
+        return self._read(index.lag)
 
     def find(self, queries: Sequence[str], filter: Filter, *, tool: str | None = None) -> Found:
         """Return the runs in which each query is said, and the tool is called, and which match the filter.

@@ -13,10 +13,10 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -29,6 +29,9 @@ from art_patch.store.schema import FIRST, tables
 if TYPE_CHECKING:
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
     from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Called when a new store had to be made: with `store.gone` or `store.corrupt`, and an error that explains it.
 Trouble = Callable[[str, Exception], None]
@@ -105,9 +108,9 @@ class Database(ABC):
         The caller sorts the rows by key: two transactions that insert the same rows in different orders deadlock.
         """
 
-    @abstractmethod
     def check(self, connection: sa.Connection) -> list[str]:
-        """Run the database's own integrity check, and return one message for each problem that it finds."""
+        """Return one message for each problem in the file. A PostgreSQL server checks its own pages."""
+        return []
 
     @abstractmethod
     def begin_in_child(self) -> None:
@@ -188,6 +191,21 @@ class Part:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    # Each of these is a read transaction of its own.
+
+    def _read(self, ask: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._database.read() as connection:
+            return ask(connection, *args, **kwargs)
+
+    def _scalar(self, query: sa.Executable) -> Any:
+        return self._read(lambda connection: connection.scalar(query))
+
+    def _column(self, query: sa.Executable) -> Sequence[Any]:
+        return self._read(lambda connection: connection.scalars(query).all())
+
+    def _rows(self, query: sa.Executable) -> Sequence[Any]:
+        return self._read(lambda connection: connection.execute(query).all())
 
 
 def revision_of(connection: sa.Connection, found: set[str], name: str) -> str | None:

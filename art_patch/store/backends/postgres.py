@@ -125,10 +125,6 @@ class PostgresDatabase(database.Database):
         """Return an INSERT into `table` in PostgreSQL's dialect, to which the caller adds values and `ON CONFLICT`."""
         return Insert(table)
 
-    def check(self, connection: Connection) -> list[str]:
-        """Return an empty list: a PostgreSQL server checks its own pages, and no check is run here."""
-        return []
-
     @contextmanager
     def errors(self) -> Generator[None]:
         """Turn the driver's errors in the block into `StoreError`, whose message names the store and the remedy."""

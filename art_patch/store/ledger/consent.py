@@ -47,19 +47,15 @@ class Consent(Part):
 
     def withdrawn(self) -> dict[str, float]:
         """Return the users who withdrew, each with the time of it, oldest first."""
-        with self._database.read() as connection:
-            rows = connection.execute(select(_W.c.user_id, _W.c.at).order_by(_W.c.at, _W.c.user_id))
-            return {user: at for user, at in rows}
+        return {user: at for user, at in self._rows(select(_W.c.user_id, _W.c.at).order_by(_W.c.at, _W.c.user_id))}
 
     def learned_from(self, ids: Sequence[str]) -> frozenset[str]:
         """Return those of these trajectories that may be learned from; unknown ids are left out."""
-        with self._database.read() as connection:
-            return learned_from(connection, ids)
+        return self._read(learned_from, ids)
 
     def left_out(self) -> dict[str, int]:
         """Return reason -> number of runs that are not learned from."""
-        with self._database.read() as connection:
-            return left_out(connection)
+        return self._read(left_out)
 
     def spread(self) -> int:
         """Mark the copies and repetitions of runs that were marked after these were made; return how many there are."""

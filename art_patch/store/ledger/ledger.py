@@ -86,23 +86,19 @@ class Ledger(Part):
 
     def policies(self) -> tuple[Policy, ...]:
         """Return every policy in the store, whatever its state, oldest first."""
-        with self._database.read() as connection:
-            return decisions.policies_where(connection)
+        return self._read(decisions.policies_where)
 
     def policy(self, name: str) -> Policy | None:
         """Return the policy with this `NAME@STEP`; `None` if the store has none."""
-        with self._database.read() as connection:
-            return decisions.policy_of(connection, name)
+        return self._read(decisions.policy_of, name)
 
     def champion(self) -> Policy | None:
         """Return the champion, the policy that serves; `None` if there is none."""
-        with self._database.read() as connection:
-            return decisions.champion_of(connection)
+        return self._read(decisions.champion_of)
 
     def learner(self) -> Policy | None:
         """Return the policy that is trained while upstream answers; `None` if a champion serves, or none is trained."""
-        with self._database.read() as connection:
-            return decisions.learner_of(connection)
+        return self._read(decisions.learner_of)
 
     def leader(self) -> Policy | None:
         """Return the policy that updates go on from; `None` if there is none yet.
@@ -132,13 +128,11 @@ class Ledger(Part):
 
         The last one answers now, and the one before is who the next rollback goes back to.
         """
-        with self._database.read() as connection:
-            return decisions.answered(connection)
+        return self._read(decisions.answered)
 
     def challenger(self) -> Policy | None:
         """Return the policy under test, in state `shadow` or `canary`; `None` if no test is running."""
-        with self._database.read() as connection:
-            return decisions.challenger_of(connection)
+        return self._read(decisions.challenger_of)
 
     def add_base(
         self, name: str, base: str, base_sha256: str, *, who: str, upstream_answers: bool = False,
@@ -250,8 +244,7 @@ class Ledger(Part):
 
     def after_test(self, name: str) -> PolicyState:
         """Return what a policy under test would become without winning: `learner`, `retired` or `rejected`."""
-        with self._database.read() as connection:
-            return decisions.after_test(connection, name)
+        return self._read(decisions.after_test, name)
 
     def give_up(self, policy: str) -> None:
         """Continue a rejected candidate no more; its groups are used again, as `move` has it of other candidates.

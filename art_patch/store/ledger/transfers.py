@@ -99,8 +99,7 @@ class Transfers(Part):
         """Return the records of the newest `limit` exports, newest first."""
         table = tables.exports
         query = select(*tables.columns_of(table, Export)).order_by(table.c.at.desc(), table.c.id.desc())
-        with self._database.read() as connection:
-            return tuple(Export(*row) for row in connection.execute(query.limit(limit)))
+        return tuple(Export(*row) for row in self._rows(query.limit(limit)))
 
     def groups_of(self, trajectory_ids: Sequence[str]) -> dict[str, JSON]:
         """Return the group of each trajectory, as the JSON object that an exported trajectory contains."""
@@ -117,9 +116,7 @@ class Transfers(Part):
     def bases(self) -> dict[str, str]:
         """Return the fingerprint of the base model of each policy, by the policy's name."""
         table = tables.policies
-        with self._database.read() as connection:
-            rows = connection.execute(select(table.c.name, table.c.base_sha256))
-            return {row.name: row.base_sha256 for row in rows}
+        return {row.name: row.base_sha256 for row in self._rows(select(table.c.name, table.c.base_sha256))}
 
     def add_groups(self, groups: Mapping[str, JSON], *, now: float | None = None) -> None:
         """Put imported trajectories into the groups that they were exported with, as `groups_of` returns them.

@@ -155,8 +155,7 @@ class Browser(Part):
         query = select(_T.last_call_at).where(_T.last_call_at.is_not(None)).order_by(_T.last_call_at.desc())
         if before is not None:
             query = query.where(_T.last_call_at < before)
-        with self._database.read() as connection:
-            return connection.scalar(query.offset(place - 1).limit(1))
+        return self._scalar(query.offset(place - 1).limit(1))
 
     def worst(self, filter: Filter, by: Sort, *, among: Sequence[str] | None = None, limit: int = PAGE) -> list[str]:
         """Return the matching trajectories with the lowest rewards (`reward`) or the slowest calls (`latency`) first.
@@ -175,8 +174,7 @@ class Browser(Part):
 
     def count(self, filter: Filter) -> int:
         """Return how many trajectories in the store match the filter."""
-        with self._database.read() as connection:
-            return connection.scalar(matching(filter).with_only_columns(func.count(_T.id))) or 0
+        return self._scalar(matching(filter).with_only_columns(func.count(_T.id))) or 0
 
     def groups(self, filter: Filter, *, after: str = "", limit: int = PAGE) -> list[tuple[str, str, str, list[str]]]:
         """Return a page of groups after the id `after`, as (id, scenario, `how`, ids of the matching trajectories)."""

@@ -37,8 +37,7 @@ class Changes(Part):
 
     def first_call_at(self) -> float | None:
         """Return when the oldest call of the store began; `None` without calls."""
-        with self._database.read() as connection:
-            return connection.scalar(select(func.min(tables.calls.c.started_at)))
+        return self._scalar(select(func.min(tables.calls.c.started_at)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +62,4 @@ class Audit(Part):
         query = select(*tables.columns_of(tables.audit, Entry)).order_by(log.id.desc()).limit(limit)
         query = query if actions is None else query.where(log.action.in_(sorted(actions)))
         query = query if before is None else query.where(log.id < before)
-        with self._database.read() as connection:
-            return tuple(Entry(*row) for row in connection.execute(query))
+        return tuple(Entry(*row) for row in self._rows(query))

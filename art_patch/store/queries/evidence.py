@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, Select, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import Connection, Row, Select, Table, Text, and_, cast, exists, func, or_, select
 
+from art_patch import types
 from art_patch.store.backends.database import Part
 from art_patch.store.ledger import decisions
 from art_patch.store.ledger.route import CONTROL_KEY
@@ -26,23 +27,6 @@ from art_patch.store.queries.learning import may_learn
 from art_patch.store.queries.loading import records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.store.upstream_models import newest_change
-from art_patch.types import (
-    ENGINE_FULL,
-    LEFT_ALONE,
-    REFUSED,
-    REPLAY_OF,
-    UNREACHABLE,
-    UPSTREAM_ARM,
-    ArmCall,
-    ArmTraffic,
-    Correction,
-    Group,
-    Judgement,
-    Score,
-    Trajectory,
-    TrajectoryInfo,
-    UpstreamChange,
-)  # fmt: skip
 
 # First calls of a test: reading them takes about ten seconds. Not the newest: if evidence slid out of view, each look
 # would be another test. A test that gets so many ends, because a harm that comes later would not be seen.
@@ -61,7 +45,7 @@ _UNDEFENDED = ("formed", "quarantined")
 _C, _H, _T, _S, _G = tables.calls, tables.choices, tables.trajectories, tables.scores, tables.groups
 _E, _P = tables.calls.alias("earlier"), tables.promotions
 
-_IS_REPLAY = cast(_T.c.metadata, Text).contains(f'"{REPLAY_OF}"')
+_IS_REPLAY = cast(_T.c.metadata, Text).contains(f'"{types.REPLAY_OF}"')
 
 # Origins of trajectories that the app did not name when it made the calls.
 _UNNAMED = ("single", "stitched")
@@ -91,7 +75,7 @@ class Evidence(Part):
         state: Literal["shadow", "canary"],
         since: float,
         limit: int = LIMIT,
-    ) -> ArmTraffic:
+    ) -> types.ArmTraffic:
         """Return the calls of the policy under test and of the champion, and the scores of the runs with these calls.
 
         Without a `champion`, the canary is tested against upstream, since it has answered with today's models: the
@@ -119,7 +103,7 @@ class Evidence(Part):
             ]
             return _traffic(connection, calls, shares, len(rows) < limit)
 
-    def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> ArmTraffic:
+    def control_traffic(self, *, champion: str, now: float, limit: int = LIMIT) -> types.ArmTraffic:
         """Return the calls of the champion and of the control group since the promotion, and the scores of their runs.
 
         These are the newest `limit` calls of at most `CONTROL_S`, and of what is kept for so long, since upstream has
@@ -154,24 +138,21 @@ class Evidence(Part):
         change = self.upstream_change(now=now)
         return None if change is None else change.at
 
-    def upstream_change(self, *, now: float | None = None) -> UpstreamChange | None:
+    def upstream_change(self, *, now: float | None = None) -> types.UpstreamChange | None:
         """Return the newest replacement of a model of upstream's; `None` if there was none."""
-        with self._database.read() as connection:
-            return newest_change(connection, until=now)
+        return self._read(newest_change, until=now)
 
-    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[Correction]]:
+    def corrections(self, trajectory_ids: Sequence[str]) -> dict[str, list[types.Correction]]:
         """Return the corrections of each of these trajectories, oldest first, without those that have none."""
         with self._database.read() as connection:
-            return dict(records_of(connection, tables.corrections, Correction, "at", trajectory_ids))
+            return dict(records_of(connection, tables.corrections, types.Correction, "at", trajectory_ids))
 
     def lessons(self, trajectory_id: str) -> tuple[Lesson, ...]:
         """Return what policies learned from the answers of this run, in the order of the policies' creation."""
         r, p = tables.trained_rows.c, tables.policies.c
         named = (r.policy, p.state, r.call_id, r.choice, r.group_id, r.advantage, r.weight)
         query = select(*named).outerjoin(tables.policies, p.name == r.policy).where(r.trajectory_id == trajectory_id)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(p.created_at, r.policy, r.call_id, r.choice))
-            return tuple(Lesson(*row) for row in rows)
+        return tuple(Lesson(*row) for row in self._rows(query.order_by(p.created_at, r.policy, r.call_id, r.choice)))
 
     def corrected_calls(self, trajectory_ids: Sequence[str]) -> dict[str, str]:
         """Return trajectory id -> id of the call that a person corrected last, if the correction names one."""
@@ -180,41 +161,22 @@ class Evidence(Part):
 
     def corrected(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return ids of trajectories corrected after `since`, newest correction first, without held-out groups."""
-        c = tables.corrections.c
-        query = (
-            select(c.trajectory_id)
-            .join(_T, _T.c.id == c.trajectory_id)
-            .outerjoin(_G, _G.c.id == _T.c.group_id)  # a corrected run may be in no group
-            .where(c.at > since, or_(_G.c.held_out.is_(None), _G.c.held_out.is_(False)), may_learn())
-            .group_by(c.trajectory_id)
-            .order_by(func.max(c.at).desc(), c.trajectory_id)  # a run may be corrected more than once
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return tuple(connection.scalars(query))
+        # A corrected run may be in no group.
+        held_out = exists().where(_G.c.id == _T.c.group_id, _G.c.held_out)
+        return tuple(self._column(_spoken_of(tables.corrections, since, limit).where(~held_out)))
 
     def rewarded_alone(self, *, since: float, limit: int) -> tuple[str, ...]:
         """Return ids of ungrouped trajectories that a user or the app scored after `since`, newest score first."""
-        s = _S.c
-        query = (
-            select(s.trajectory_id)
-            .join(_T, _T.c.id == s.trajectory_id)
-            .where(s.source.in_(("user", "code")), s.at > since, _T.c.group_id.is_(None), may_learn())
-            .group_by(s.trajectory_id)
-            .order_by(func.max(s.at).desc(), s.trajectory_id)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return tuple(connection.scalars(query))
+        given = _S.c.source.in_(("user", "code")), _T.c.group_id.is_(None)
+        return tuple(self._column(_spoken_of(_S, since, limit).where(*given)))
 
-    def second_passes(self, *, limit: int = _SECOND_PASSES) -> tuple[Judgement, ...]:
+    def second_passes(self, *, limit: int = _SECOND_PASSES) -> tuple[types.Judgement, ...]:
         """Return the newest judgements of groups that a judge was asked about a second time, newest first."""
         j = tables.judgements
-        query = select(*tables.columns_of(j, Judgement)).where(j.c.purpose == "second pass", j.c.state == "ok")
-        with self._database.read() as connection:
-            return tuple(Judgement(*row) for row in connection.execute(query.order_by(j.c.at.desc()).limit(limit)))
+        query = select(*tables.columns_of(j, types.Judgement)).where(j.c.purpose == "second pass", j.c.state == "ok")
+        return tuple(types.Judgement(*row) for row in self._rows(query.order_by(j.c.at.desc()).limit(limit)))
 
-    def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[Group, ...]:
+    def opinions(self, names: Sequence[str], *, limit: int = _GROUPS) -> tuple[types.Group, ...]:
         """Return the newest groups with user scores of these names and the judge's, to compare both; without calls."""
         t, s, g = _T.c, _S.c, _G.c
         # The judge's score counts only in the group that the run is in now.
@@ -224,38 +186,49 @@ class Evidence(Part):
         # Ids are uuid7, so the largest are the newest.
         newest = select(g.id, g.scenario_key, g.how, g.held_out).where(g.id.in_(spoken_of)).order_by(g.id.desc())
         scores = (
-            select(t.group_id, *tables.columns_of(_S, Score))
+            select(t.group_id, *tables.columns_of(_S, types.Score))
             .join(_S, s.trajectory_id == t.id)
             .where(or_(theirs, of_judge))
             .order_by(t.id, s.at, s.id)
         )
-        given: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+        given: dict[str, dict[str, list[types.Score]]] = defaultdict(lambda: defaultdict(list))
         with self._database.read() as connection:
             groups = connection.execute(newest.limit(limit)).all()
             for group_id, *values in rows_in(connection, scores, t.group_id, [group.id for group in groups]):
-                score = Score(*values)
+                score = types.Score(*values)
                 given[group_id][score.trajectory_id].append(score)
         return tuple(
-            Group(
+            types.Group(
                 group.id,
                 group.scenario_key,
                 group.how,
-                tuple(Trajectory(TrajectoryInfo(key, 0.0), (), tuple(its)) for key, its in given[group.id].items()),
+                tuple(_scored(key, its) for key, its in given[group.id].items()),
                 held_out=bool(group.held_out),
             )
             for group in groups
         )
 
 
+def _spoken_of(table: Table, since: float, limit: int) -> Select[Any]:
+    """Return the query for the runs that have a row of this table after `since`, those with the newest row first."""
+    its = table.c
+    runs = select(its.trajectory_id).join(_T, _T.c.id == its.trajectory_id).where(its.at > since, may_learn())
+    return runs.group_by(its.trajectory_id).order_by(func.max(its.at).desc(), its.trajectory_id).limit(limit)
+
+
+def _scored(key: str, scores: Sequence[types.Score]) -> types.Trajectory:
+    return types.Trajectory(types.TrajectoryInfo(key, 0.0), (), tuple(scores))
+
+
 def _traffic(
-    connection: Connection, calls: Sequence[ArmCall], shares: tuple[tuple[float, float], ...], is_whole: bool
-) -> ArmTraffic:
+    connection: Connection, calls: Sequence[types.ArmCall], shares: tuple[tuple[float, float], ...], is_whole: bool
+) -> types.ArmTraffic:
     """Return the calls with the scores of their runs, by their end: a call counts when its outcome is known."""
     undefended = exists().where(_G.c.id == _S.c.group_id, _G.c.state.in_(_UNDEFENDED)).correlate(_S)
     runs = sorted({call.trajectory_id for call in calls})
-    found = records_of(connection, _S, Score, "at", runs, ~undefended).values()
+    found = records_of(connection, _S, types.Score, "at", runs, ~undefended).values()
     scores = sorted((score for its in found for score in its), key=lambda score: (score.at, score.id))
-    return ArmTraffic(tuple(sorted(calls, key=lambda call: (call.at, call.id))), tuple(scores), shares, is_whole)
+    return types.ArmTraffic(tuple(sorted(calls, key=lambda call: (call.at, call.id))), tuple(scores), shares, is_whole)
 
 
 def _calls() -> Select[*tuple[Any, ...]]:
@@ -290,26 +263,26 @@ def _sessions(rows: Sequence[Row[Any]]) -> list[str]:
     ]
 
 
-def _call(row: Row[Any], challenger: str, champion: str | None, session: str) -> ArmCall:
+def _call(row: Row[Any], challenger: str, champion: str | None, session: str) -> types.ArmCall:
     reason: str | None = row.fallback if row.policy is None else None
     fell_back = reason is not None
     if champion is None and reason is None and row.in_control_group:
-        return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
+        return _arm_call(row, session, types.UPSTREAM_ARM, fell_back=False, down=False)
     asked = challenger if reason is not None and reason.startswith(f"{challenger}: ") else champion or ""
     why = (reason or "").removeprefix(f"{challenger}: ")
-    if champion is None and why == ENGINE_FULL:
+    if champion is None and why == types.ENGINE_FULL:
         # Left out, long sessions and busy times would be missing on one side alone: upstream's sessions meet no engine.
         return _arm_call(row, session, asked, fell_back=False, down=False)
     # The breaker of the policy under test opens by its own failures alone, the champion's if the engine fails.
-    down = why.startswith(UNREACHABLE) or (why == LEFT_ALONE and asked == champion)
-    policy = "" if down or why in (ENGINE_FULL, REFUSED) else asked if fell_back else row.policy or ""
+    down = why.startswith(types.UNREACHABLE) or (why == types.LEFT_ALONE and asked == champion)
+    policy = "" if down or why in (types.ENGINE_FULL, types.REFUSED) else asked if fell_back else row.policy or ""
     return _arm_call(row, session, policy, fell_back, down)
 
 
-def _control_call(row: Row[Any], champion: str, session: str) -> ArmCall:
+def _control_call(row: Row[Any], champion: str, session: str) -> types.ArmCall:
     """Return a call as it was assigned: to the champion, to the control group, or to a policy under test."""
     if row.in_control_group:
-        return _arm_call(row, session, UPSTREAM_ARM, fell_back=False, down=False)
+        return _arm_call(row, session, types.UPSTREAM_ARM, fell_back=False, down=False)
     if row.policy is not None:
         return _arm_call(row, session, row.policy, fell_back=False, down=False)
     reason = str(row.fallback)
@@ -317,15 +290,16 @@ def _control_call(row: Row[Any], champion: str, session: str) -> ArmCall:
     if "@" in asked and asked.rpartition("@")[2].isdigit():  # meant for a policy under test
         # What befell it in a session that the champion had begun is no failure of the champion's, and keeps the session
         # in: a session of the control group cannot meet it.
-        down = why.startswith(UNREACHABLE)
+        down = why.startswith(types.UNREACHABLE)
         return _arm_call(row, session, "" if down else asked, fell_back=False, down=down)
-    down = reason.startswith(UNREACHABLE) or reason == LEFT_ALONE
+    down = reason.startswith(types.UNREACHABLE) or reason == types.LEFT_ALONE
     # What users get counts: if the engine is full, upstream's answer is as good as in the control group.
-    return _arm_call(row, session, "" if down or reason == REFUSED else champion, reason != ENGINE_FULL, down)
+    meant_for = "" if down or reason == types.REFUSED else champion
+    return _arm_call(row, session, meant_for, reason != types.ENGINE_FULL, down)
 
 
-def _arm_call(row: Row[Any], session: str, policy: str, fell_back: bool, down: bool) -> ArmCall:
-    return ArmCall(
+def _arm_call(row: Row[Any], session: str, policy: str, fell_back: bool, down: bool) -> types.ArmCall:
+    return types.ArmCall(
         id=row.id,
         trajectory_id=row.trajectory_id,
         session=session,

@@ -98,13 +98,11 @@ class Groups(Part):
     def states(self) -> dict[str, int]:
         """Return the number of groups by state, from an index."""
         query = select(_G.state, func.count()).group_by(_G.state).order_by(_G.state)
-        with self._database.read() as connection:
-            return {state: count for state, count in connection.execute(query)}
+        return {state: count for state, count in self._rows(query)}
 
     def scores(self, runs: Sequence[str]) -> Mapping[str, list[Score]]:
         """Return the scores of each of these runs, oldest first."""
-        with self._database.read() as connection:
-            return records_of(connection, tables.scores, Score, "at", runs)
+        return self._read(records_of, tables.scores, Score, "at", runs)
 
     def taught(self, group: str, runs: Sequence[str]) -> tuple[Taught, ...]:
         """Return what these runs of a group taught, by policy and run."""
@@ -138,8 +136,7 @@ class Groups(Part):
 
     def members(self, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the runs of each of these groups, without those that may not be learned from."""
-        with self._database.read() as connection:
-            return self._members(connection, groups)
+        return self._read(self._members, groups)
 
     def _members(self, connection: Connection, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {group: [] for group in groups}

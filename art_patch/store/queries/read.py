@@ -8,23 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from art_patch import types
 from art_patch.store.backends.database import Part
 from art_patch.store.queries.learning import left_out, may_learn
 from art_patch.store.queries.loading import load_calls, records_of, rows_in
 from art_patch.store.schema import tables
 from art_patch.trajectories import followed
-from art_patch.types import (
-    COPIES,
-    ENGINE_FULL,
-    JSON,
-    AppReport,
-    Group,
-    KnownScenario,
-    Score,
-    SpanInfo,
-    Trajectory,
-    TrajectoryInfo,
-)
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
 
@@ -38,25 +27,25 @@ DELETED = "deleted"
 class Reader(Part):
     """Reads trajectories, groups, reports of app processes and counts, for the job and the command line."""
 
-    def trajectories(self, ids: Sequence[str]) -> tuple[Trajectory, ...]:
+    def trajectories(self, ids: Sequence[str]) -> tuple[types.Trajectory, ...]:
         """Return the trajectories `ids` with calls, messages, scores and spans, in this order; skip unknown ids."""
         with self._database.read() as connection:  # one snapshot: no call is seen without its trajectory
-            query = select(*tables.columns_of(tables.trajectories, TrajectoryInfo))
+            query = select(*tables.columns_of(tables.trajectories, types.TrajectoryInfo))
             infos = {
                 # JSON has no tuples, and SQLite no booleans.
-                row.id: replace(TrajectoryInfo(*row), tags=tuple(row.tags), learn=bool(row.learn))
+                row.id: replace(types.TrajectoryInfo(*row), tags=tuple(row.tags), learn=bool(row.learn))
                 for row in rows_in(connection, query, _T.id, ids)
             }
             calls = load_calls(connection, ids)
-            scores = records_of(connection, tables.scores, Score, "at", ids)
-            spans = records_of(connection, tables.spans, SpanInfo, "started_at", ids)
+            scores = records_of(connection, tables.scores, types.Score, "at", ids)
+            spans = records_of(connection, tables.spans, types.SpanInfo, "started_at", ids)
         return tuple(
-            Trajectory(infos[key], tuple(calls.get(key, ())), tuple(scores[key]), tuple(spans[key]))
+            types.Trajectory(infos[key], tuple(calls.get(key, ())), tuple(scores[key]), tuple(spans[key]))
             for key in ids
             if key in infos
         )
 
-    def recent(self, *, limit: int = 20) -> tuple[Trajectory, ...]:
+    def recent(self, *, limit: int = 20) -> tuple[types.Trajectory, ...]:
         """Return the newest `limit` trajectories with their calls, newest first."""
         with self._database.read() as connection:
             ids = list(connection.scalars(select(_T.id).order_by(_T.last_call_at.desc()).limit(limit)))
@@ -67,22 +56,22 @@ class Reader(Part):
         with self._database.read() as connection:
             return frozenset(key for (key,) in rows_in(connection, select(_T.id), _T.id, ids))
 
-    def known_scenarios(self, keys: Collection[str]) -> dict[str, KnownScenario]:
+    def known_scenarios(self, keys: Collection[str]) -> dict[str, types.KnownScenario]:
         """Return where those of the `keys`, of wordings and of scenarios, belong that an earlier cycle has seen."""
         w, s = tables.wordings.c, tables.scenarios.c
-        found: dict[str, KnownScenario] = {}
+        found: dict[str, types.KnownScenario] = {}
         with self._database.read() as connection:
             of_scenarios = select(s.key, s.key, s.held_out, s.first_seen_at)
             of_wordings = select(w.key, w.scenario_key, w.held_out, w.first_seen_at)
             # Wordings last, because they know more: a scenario's own row says nothing of an older scenario.
             for query, column in ((of_scenarios, s.key), (of_wordings, w.key)):
                 for key, scenario_key, held_out, at in rows_in(connection, query, column, sorted(keys)):
-                    found[key] = KnownScenario(scenario_key, bool(held_out), at)  # SQLite gives 0 or 1
+                    found[key] = types.KnownScenario(scenario_key, bool(held_out), at)  # SQLite gives 0 or 1
         return found
 
     def ungrouped(
         self, *, settled_before: float, ended: Sequence[str] = (), limit: int = 10_000
-    ) -> tuple[Trajectory, ...]:
+    ) -> tuple[types.Trajectory, ...]:
         """Return complete trajectories that are in no group yet and may be learned from, oldest first.
 
         Args:
@@ -92,7 +81,7 @@ class Reader(Part):
             limit: maximum number of trajectories that are found by `settled_before`; `ended` has no limit.
         """
         # Copies are put into groups by the step that makes them.
-        own = (_T.group_id.is_(None), _T.origin.not_in(COPIES), may_learn())
+        own = (_T.group_id.is_(None), _T.origin.not_in(types.COPIES), may_learn())
         theirs = select(_T.id).where(*own).order_by(_T.last_call_at)
         with self._database.read() as connection:
             ids = list(connection.scalars(theirs.where(_T.last_call_at <= settled_before).limit(limit)))
@@ -106,8 +95,7 @@ class Reader(Part):
         query = select(_G.id).where(_G.state == state).order_by(_G.id.desc()).limit(limit)
         if held_out is not None:
             query = query.where(_G.held_out == held_out)
-        with self._database.read() as connection:
-            return tuple(connection.scalars(query))[::-1]
+        return tuple(self._column(query))[::-1]
 
     def held_out_of_upstream(self, *, since: float) -> int:
         """Return in how many held-out scenarios, of which no group is used up, upstream has answered since then."""
@@ -118,14 +106,13 @@ class Reader(Part):
             .where(_G.state == "formed", _G.held_out, may_learn())
             .where(_C.policy.is_(None), _C.status == "ok", _C.started_at >= since)
         )
-        with self._database.read() as connection:
-            return connection.scalar(query) or 0
+        return self._scalar(query) or 0
 
-    def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[Group, ...]:
+    def groups(self, *, state: str, held_out: bool | None = None, limit: int = 1_000) -> tuple[types.Group, ...]:
         """Return the groups that `group_ids` finds, with their trajectories, sorted from old to new."""
         return self.groups_of(self.group_ids(state=state, held_out=held_out, limit=limit))
 
-    def groups_of(self, ids: Sequence[str]) -> tuple[Group, ...]:
+    def groups_of(self, ids: Sequence[str]) -> tuple[types.Group, ...]:
         """Return the groups `ids` with their trajectories, in this order; skip unknown ids.
 
         Members that may not be learned from are left out, and so is a group in which too few others are left.
@@ -155,7 +142,7 @@ class Reader(Part):
         }
         after = self._followed(turns) if turns else {}
         return tuple(
-            Group(
+            types.Group(
                 id=row.id,
                 scenario_key=row.scenario_key,
                 how=row.how,
@@ -171,7 +158,7 @@ class Reader(Part):
         with self._database.read() as connection:
             return tuple(key for (key,) in rows_in(connection, select(_T.id), _T.group_id, groups))
 
-    def _followed(self, turns: Mapping[str, str]) -> dict[str, tuple[JSON, ...]]:
+    def _followed(self, turns: Mapping[str, str]) -> dict[str, tuple[types.JSON, ...]]:
         """Return the messages that followed each of these calls (ids by any key) in its own run, by the same key."""
         with self._database.read() as connection:
             # The whole run is read, because what followed is in the prompts of its later calls.
@@ -182,7 +169,7 @@ class Reader(Part):
 
     def arrivals(self, users: Sequence[str]) -> tuple[float | None, dict[str, float]]:
         """Return when the store's first trajectory started (`None` if it is empty), and when each user's first did."""
-        own = _T.origin.not_in(COPIES)  # a copy has its original's user, and is made later
+        own = _T.origin.not_in(types.COPIES)  # a copy has its original's user, and is made later
         with self._database.read() as connection:
             first = connection.scalar(select(func.min(_T.started_at)).where(own))
             query = select(_T.user_id, func.min(_T.started_at)).where(own).group_by(_T.user_id)
@@ -194,24 +181,22 @@ class Reader(Part):
         query = (
             select(func.count())
             .select_from(tables.calls.join(tables.trajectories, _T.id == _C.trajectory_id))
-            .where(_C.started_at >= since, _C.started_at <= until, _T.origin.not_in((*COPIES, "imported")))
+            .where(_C.started_at >= since, _C.started_at <= until, _T.origin.not_in((*types.COPIES, "imported")))
         )
-        with self._database.read() as connection:
-            return connection.scalar(query) or 0
+        return self._scalar(query) or 0
 
     def upstream_answers(self) -> bool:
         """Return whether an answer of upstream is on record, to a call of an app or in an imported run."""
         found = select(_C.id).where(_C.policy.is_(None), _C.status == "ok", _C.shadow_of.is_(None))
-        with self._database.read() as connection:
-            return connection.scalar(found.limit(1)) is not None
+        return self._scalar(found.limit(1)) is not None
 
-    def apps(self, *, since: float) -> tuple[AppReport, ...]:
+    def apps(self, *, since: float) -> tuple[types.AppReport, ...]:
         """Return the newest report of each app process that has reported since `since`, newest first."""
-        columns, at = tables.columns_of(tables.apps, AppReport), tables.apps.c.at
+        columns, at = tables.columns_of(tables.apps, types.AppReport), tables.apps.c.at
         with self._database.read() as connection:
             rows = connection.execute(select(*columns).where(at >= since).order_by(at.desc()))
             # A program that is no app of ours may have written one.
-            return tuple(AppReport(*row) for row in rows if isinstance(row.facts, Mapping))
+            return tuple(types.AppReport(*row) for row in rows if isinstance(row.facts, Mapping))
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of calls, copies, groups and other rows that `art-patch status` shows, by name."""
@@ -224,7 +209,7 @@ class Reader(Part):
             "calls": count,
             "calls_by_policy": func.count(_C.policy),  # skips NULL, which is upstream
             "calls_fell_back": func.count(_C.fallback),
-            "calls_engine_full": count.filter(_C.fallback.like(f"%{ENGINE_FULL}")),
+            "calls_engine_full": count.filter(_C.fallback.like(f"%{types.ENGINE_FULL}")),
             "calls_not_ok": count.filter(_C.status != "ok"),
             "calls_trainable": count.filter(_C.untrainable.is_(None)),
             "last_call_at": func.max(_C.started_at),
@@ -238,7 +223,7 @@ class Reader(Part):
             found = dict(zip(calls, facts, strict=True)) | {
                 "calls_shadow": origins.get("shadow", 0),
                 "calls_resampled": origins.get("resampled", 0),
-                "trajectories": sum(number for origin, number in origins.items() if origin not in COPIES),
+                "trajectories": sum(number for origin, number in origins.items() if origin not in types.COPIES),
                 "scenarios": connection.scalar(select(count).select_from(tables.scenarios)),
                 "scores": connection.scalar(select(count).select_from(tables.scores)),
                 "groups": _by(connection, select(_G.state, count).group_by(_G.state)),
