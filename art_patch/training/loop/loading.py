@@ -25,17 +25,8 @@ import torch  # with transformers it takes seconds: import this module only befo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from art_patch import policies
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
-from art_patch.policies import (
-    auto_class,
-    check_content,
-    load_model,
-    lora_key,
-    read_base_model,
-    read_config,
-    resolve_model_dir,
-    some,
-)  # fmt: skip
 from art_patch.training.config import TrainConfig
 from art_patch.training.families import target_names
 from art_patch.training.loop.job import TrainJob
@@ -95,7 +86,7 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = device or default_device()
     torch.manual_seed(config.seed)  # of a new LoRA's weights
-    model: Any = load_model(base, dtype=_weights_dtype(config, device))
+    model: Any = policies.load_model(base, dtype=_weights_dtype(config, device))
     if adapter is None:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
@@ -201,12 +192,12 @@ def require_servable(base: str) -> None:
     """
     from safetensors.numpy import save
 
-    directory = resolve_model_dir(base)
-    base_model = read_base_model(directory)
+    directory = policies.resolve_model_dir(base)
+    base_model = policies.read_base_model(directory)
     try:
-        config = read_config(directory)
+        config = policies.read_config(directory)
         with torch.device("meta"):
-            model: Any = auto_class(config).from_config(config)
+            model: Any = policies.auto_class(config).from_config(config)
         targets = target_names(model)
     except (ImportError, ValueError, TrainingError, AttributeError, KeyError, TypeError) as error:
         # transformers raises errors of many kinds for a config that it does not understand
@@ -215,17 +206,17 @@ def require_servable(base: str) -> None:
     ends = tuple(f".{target}" for target in targets)
     shapes = {name: module.weight.shape for name, module in model.named_modules() if f".{name}".endswith(ends)}
     zeros = {
-        lora_key(name, side): np.zeros(shape, np.float32)
+        policies.lora_key(name, side): np.zeros(shape, np.float32)
         for name, (rows, columns) in shapes.items()
         for side, shape in (("A", (1, columns)), ("B", (rows, 1)))
     }
     settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": targets}
     try:
-        check_content("a LoRA of it", settings, save(zeros), base_model)
+        policies.check_content("a LoRA of it", settings, save(zeros), base_model)
     except AdapterRejected as error:
         # Checkpoints of models that also see name their modules otherwise than transformers does.
         missing = sorted(name for name in shapes if f"{name}.weight" not in base_model.weight_shapes)
-        why = f"its checkpoint has no {some(missing)}" if missing else str(error)
+        why = f"its checkpoint has no {policies.some(missing)}" if missing else str(error)
         raise ConfigError(
             f"{base} cannot be trained: the engine would refuse every LoRA of a {config.model_type}, because {why}; "
             f"{_CURE}"
