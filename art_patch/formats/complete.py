@@ -73,7 +73,10 @@ class Bundle:
         return replace(self, trajectory=replace(self.trajectory, info=replace(info, metadata=metadata)))
 
     def without_tokens_of(self, strangers: Iterable[str]) -> "Bundle":
-        """Return the bundle with the calls that these policies answered marked as untrainable."""
+        """Return the run with each call that one of these policies answered marked as untrainable.
+
+        The importing project does not have these policies, so it cannot tell what their tokens were sampled from.
+        """
         unknown = set(strangers)
         calls = tuple(
             # A call that is untrainable already keeps its own reason.

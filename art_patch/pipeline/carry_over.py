@@ -1,10 +1,10 @@
 """What a cycle goes on with from earlier ones, and what it gives up: killed updates, and candidates without a proof.
 
-A killed cycle may leave the directory of an update (with a copy of the tokens that it trained on), the stores of the
-gate's runs, a half-written adapter, or an adapter that is not in the ledger: these files are deleted. A loaded policy
-that the engine does not need is unloaded, and a candidate whose champion has changed is rejected. Two things stay,
-because the next cycle continues them: an update whose policy is not in the ledger yet, and a candidate that was trained
-from the present champion.
+Of what a killed cycle may leave, two things stay, because the next cycle continues them: an update whose policy is not
+in the ledger yet, if it can still be finished, and a candidate that was trained from the present champion. All else
+goes: other updates (with a copy of the tokens that they trained on) and their adapters, the stores of the gate's runs,
+half-written adapters, policies that an engine has loaded and does not need, and candidates whose champion has changed,
+which are rejected.
 
 A candidate that its gate rejects only for lack of proof, because it seemed better than the champion, may be continued:
 the next update starts from it, and what both updates gained together is easier to prove. It never serves itself. After

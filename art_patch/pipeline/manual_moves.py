@@ -29,7 +29,7 @@ from art_patch.types import IMPORTED, JSON, UPSTREAM_ARM, Policy, PolicyState
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """A policy that was made champion, or is tested now."""
+    """What a promotion by a person did: the policy is champion now, or is tested as a canary first."""
 
     policy: Policy  # as it was before
     state: PolicyState

@@ -1,7 +1,8 @@
 """Judges a batch of groups with defences against a judge that can be fooled.
 
-    users' share -> planted answers -> first pass -> some groups in the reverse order
-                 -> some without what followed -> agreement, caps, alarms
+    leave out a user's groups beyond their share of the batch -> ask about planted answers -> judge each group once
+    -> some again in the reverse order -> some again without the turns after the judged answer
+    -> agreement of these scores, limits of suspicious ones, alarms
 
 `suspicion` contains the decisions; this module calls the judge. It returns the scores to train on, and a reason for
 each group without scores. Planted answers (bad for certain, in copies of groups) are judged first. If the judge misses
