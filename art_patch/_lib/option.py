@@ -17,3 +17,4 @@ class Option:
     most: float | None = None
     env: bool | str = False  # the variable that is read if the option is not given; `True`: `ART_PATCH_<NAME>`
     metavar: str | None = None  # placeholder for the value in `--help`
+    or_none: bool = False  # whether a number may be the word `none`, where that is not the default

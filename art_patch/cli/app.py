@@ -32,6 +32,7 @@ from art_patch.cli.commands import (
     status,
     store,
     trackers,
+    train,
     trajectories,
     web,
 )
@@ -134,7 +135,7 @@ _add_group(
     show=trajectories.show,
 )  # fmt: skip
 
-_add(LEARN, retrain.retrain, retrain.score)
+_add(LEARN, retrain.retrain, train.train, retrain.score)
 _add_both(LEARN, "cycles", cycles.cycles, show=cycles.show_cycle)
 _add_group(LEARN, "judge", "Measure the judge: test.", test=measure.judge_test)
 _feedback = _add_group(LEARN, "feedback", "Let people score runs: serve, import, pull.", serve=run.serve_feedback)

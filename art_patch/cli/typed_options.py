@@ -133,10 +133,20 @@ def _parameter(key: str, hint: Any, default: Any, panel: str | None = None) -> i
         # Always with an explicit name: Typer would add a `--no-...` to each boolean without one.
         option = typer.Option(
             f"--{name}/{mark.off}" if mark.off else f"--{name}", *mark.also, help=mark.help, envvar=variable,
-            min=mark.least, max=mark.most, metavar=mark.metavar, rich_help_panel=panel,
+            min=mark.least, max=mark.most, rich_help_panel=panel,
+            metavar="NUMBER|none" if mark.or_none else mark.metavar, parser=_number_or_none if mark.or_none else None,
         )  # fmt: skip
         hint = Annotated[get_args(hint)[0], option]
     return inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=hint)
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is None or str(value).lower() == "none":
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a number nor `none`") from None
 
 
 def setting(field: str) -> Option:

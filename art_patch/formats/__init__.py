@@ -9,7 +9,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 if TYPE_CHECKING:
     from art_patch.formats.complete import Bundle, encode, indexed
     from art_patch.formats.files import COLUMNS, STREAM, reading, writing
-    from art_patch.formats.foreign import ImportFormat, bundles_of
+    from art_patch.formats.foreign import ImportFormat, bundles_of, kind_of
     from art_patch.formats.rows import (
         Unusable, chat_row, correction_row, corrected, grpo_row, preference_rows, right_and_wrong, sft_prompt_rows,
         sft_row,

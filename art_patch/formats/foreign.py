@@ -1,4 +1,4 @@
-"""Makes trajectories from training files of OpenAI (fine-tuning, older function calls, preferences) and TRL. Pure.
+"""Makes trajectories from training files of OpenAI (with older function calls, preferences), TRL and ShareGPT. Pure.
 
 - A conversation becomes a trajectory with one call for each assistant message, except messages with `weight: 0`, which
   only are part of the prompts of later calls. The calls are untrainable, because such files hold no token ids.
@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from art_patch.errors import MalformedFile
 from art_patch.formats.complete import FORMAT, IMPORTED, Bundle, decode
+from art_patch.formats.sharegpt import as_messages
 from art_patch.trajectories import verbatim
 from art_patch.types import Call, Choice, Score, Trajectory, TrajectoryInfo
 
@@ -39,6 +40,7 @@ def bundles_of(row: Row, *, expected: ImportFormat = "auto", at: float = 0.0) ->
     `expected` is the format that the user named, or `auto`; `at` the time of the import, for trajectories without their
     own. A malformed row raises a `MalformedFile`, to which the caller adds the line number.
     """
+    row = as_messages(row)
     kind = kind_of(row)
     if expected not in ("auto", kind) and not (expected == "sft" and kind == "chat"):
         raise MalformedFile(f"this is a line of format {kind}, not {expected}")
@@ -64,7 +66,7 @@ def kind_of(row: Row) -> ImportFormat:
     """Return the format of a row, recognised by its keys; raise `MalformedFile` if no known format has these keys."""
     if isinstance(row.get("format"), str) and row["format"].startswith(FORMAT.split("/")[0]):
         return "trajectories"
-    if "messages" in row:
+    if "messages" in row or ("conversations" in row and not {"chosen", "rejected"} <= row.keys()):
         return "chat"
     if "preferred_output" in row or "non_preferred_output" in row or {"chosen", "rejected"} <= row.keys():
         return "preference"
@@ -72,7 +74,9 @@ def kind_of(row: Row) -> ImportFormat:
         return "sft"
     if "prompt" in row:
         return "grpo"
-    known = "messages; prompt; prompt, completion; prompt, chosen, rejected; input, preferred_output, ..."
+    known = (
+        "messages; conversations; prompt; prompt, completion; prompt, chosen, rejected; input, preferred_output, ..."
+    )
     raise MalformedFile(f"no known format has the keys {', '.join(sorted(row)) or '(none)'} (known: {known})")
 
 

@@ -30,7 +30,7 @@ from art_patch.pipeline.replay_runs import replay
 from art_patch.pipeline.resample_turns import resample
 from art_patch.pipeline.running_cycle import exclusive_cycle, noting
 from art_patch.pipeline.score_groups import ask_first, group, score
-from art_patch.pipeline.train_policy import check_can_train, train
+from art_patch.pipeline.train_policy import check_can_train, train, why_untestable
 from art_patch.rewards import OrderedJudge
 from art_patch.serving import EngineClient
 from art_patch.store import Store
@@ -156,6 +156,8 @@ def _cycle(run: Cycle, champion: Policy | None, limit: _TimeLimit) -> CycleRepor
     elif run.config.promotion == "approve" and "waits" in candidate.metrics:
         reason = candidate.metrics["waits"]["reason"]
         return promote_policy.waits_for_approval(run, candidate, reason)
+    elif (why_not := _why_untestable(run, candidate)) is not None:
+        return CycleReport("nothing to do", why_not, serves, candidate.name, run.metrics)
     limit.check()
     ask_first(run)
     if run.gate_judge is not None:
@@ -219,6 +221,15 @@ def _make_candidate(run: Cycle, leader: Policy, limit: _TimeLimit) -> tuple[Poli
     score(run)
     limit.check()
     return train(run, leader)
+
+
+def _why_untestable(run: Cycle, candidate: Policy) -> str | None:
+    """Return why a candidate cannot be tested yet that was trained on files, maybe before there was any traffic."""
+    if "files" not in candidate.metrics.get("train", {}):
+        return None
+    group(run)
+    why = why_untestable(run)
+    return None if why is None else f"{candidate.name}, trained on files, waits: {why}"
 
 
 def _why_not_idle(run: Cycle) -> str | None:

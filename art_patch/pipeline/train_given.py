@@ -27,7 +27,8 @@ _NEWEST_ALONE = 1_000
 _GROUPS = 64  # read whole for rehearsal: some hundred runs, as many as a large cycle reads to train on them
 _ROWS = 512  # of rehearsal; an update of a hundred steps sees each once or twice
 _CHECKED = 32  # calls: two renderings and an encoding each, some milliseconds for a short one, 0.1 s for a long one
-_UPTO = "corrections_upto"
+CORRECTIONS_UPTO = "corrections_upto"
+"""Name in a policy's metrics of the time up to which it, or what it started from, has learned all corrections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,13 @@ def given_rows(run: Cycle, start: Policy, text: BaseText, scored: Scored) -> Giv
     settings is used, but the base model has no chat template.
     """
     config = run.config.train
-    since = start.metrics.get("train", {}).get(_UPTO, 0.0)
+    since = start.metrics.get("train", {}).get(CORRECTIONS_UPTO, 0.0)
     if config.imitate_from is None and config.prefer_from is None:
         # Carried on, so that a later policy, with these settings again, does not learn them a second time.
-        return Given(metrics={_UPTO: since} if since else {})
+        return Given(metrics={CORRECTIONS_UPTO: since} if since else {})
     corrections, others, held_out = _corrections(run, scored, since)
     renderer = text.renderer()
-    metrics: dict[str, Any] = {_UPTO: run.now}
+    metrics: dict[str, Any] = {CORRECTIONS_UPTO: run.now}
     rows: tuple[training.Row, ...] = ()
     pairs: tuple[training.Pair, ...] = ()
     if config.imitate_from is not None:
@@ -106,7 +107,7 @@ def _rewarded_alone(run: Cycle, since: float, least_reward: float) -> list[tuple
 def _not_held_out(run: Cycle, found: Sequence[Trajectory]) -> list[Trajectory]:
     """Return those runs that may be learned from, by their own keys or words and, if the setting is on, their users."""
     config = run.config
-    keys = {each.id: key for each in found if (key := _key(each, config)) is not None}
+    keys = {each.id: key for each in found if (key := scenario_key_of(each, config)) is not None}
     known = run.store.read.known_scenarios(set(keys.values()))
 
     def is_held_out(each: Trajectory) -> bool:
@@ -121,7 +122,8 @@ def _not_held_out(run: Cycle, found: Sequence[Trajectory]) -> list[Trajectory]:
     return [each for each in found if not is_held_out(each)]
 
 
-def _key(run: Trajectory, config: CycleConfig) -> str | None:
+def scenario_key_of(run: Trajectory, config: CycleConfig) -> str | None:
+    """Return the key of a run's scenario, which the app gave or its task has; `None` for a run without calls."""
     if (given := grouping.given_scenario(run)) is not None:
         return given[0]
     return grouping.task_key(grouping.task_of(run.calls[0], across=config.across)) if run.calls else None

@@ -53,7 +53,7 @@ def train(run: Cycle, champion: Policy) -> tuple[Policy | None, str]:
     start = _start(run, champion)
     if (job := _unfinished_job(run, champion, start)) is not None:
         run.metrics["train"] = {**job.metrics, "resumed": True}
-        return _run_job(run, champion, job), ""
+        return run_job(run, champion, job), ""
     groups, evaluation = run.store.read.groups(state="scored", held_out=False), list[Group]()
     if (reason := _why_wait(run, groups)) is not None:
         return None, reason
@@ -70,11 +70,11 @@ def train_groups(
     """Train like `train`, on these scored groups; `evaluation`: groups on which the update only measures itself."""
     start = start or _start(run, champion)
     # The name is taken before the update, so that a killed update and its continuation have one name.
-    target = run.adapters / f"{champion.model}@{_next_step(run, champion)}"
+    target = run.adapters / f"{champion.model}@{next_step(run, champion)}"
     job = make_job(run, champion, groups, target, start=start, evaluation=evaluation)
     if job is None:
         return None, "no group teaches anything: every group was scored alike, or is too old or not exact"
-    return _run_job(run, champion, job), ""
+    return run_job(run, champion, job), ""
 
 
 def _start(run: Cycle, champion: Policy) -> Policy:
@@ -86,7 +86,7 @@ def _start(run: Cycle, champion: Policy) -> Policy:
     return start
 
 
-def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
+def run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
     """Make the update and add its policy to the ledger as a candidate."""
     directory = run.adapters.parent / "training" / job.target.name
     began, key = time.monotonic(), job.fingerprint[:16]
@@ -123,7 +123,11 @@ def _run_job(run: Cycle, champion: Policy, job: training.TrainJob) -> Policy:
     left = {group.id for group, rest in zip(job.groups, near.groups, strict=True) if group.teaches > rest.teaches}
     kept = [key for key in job.group_ids if key not in left]
     rows = _trained_rows(run, near)
-    run.store.ledger.add_candidate(candidate, trained_on=kept, also=job.others, rows=rows, who=run.who)
+    files = ", ".join(job.metrics.get("files", ()))
+    run.store.ledger.add_candidate(
+        candidate, trained_on=kept, also=job.others, rows=rows, who=run.who,
+        reason=f"trained on {files}" if files else None,
+    )  # fmt: skip
     # Those far from a candidate that is continued may be near the champion, from which a later update starts.
     if left and candidate.parent == champion.name:
         far = f"sampled by a policy more than {job.config.max_drift_nats} nats from where the update started"
@@ -159,13 +163,20 @@ def _why_wait(run: Cycle, groups: Sequence[Group]) -> str | None:
         why = "; ".join(f"{count} trajectories: {reason}" for reason, count in left.items())
         return f"{len(groups)} scored groups, {config.min_groups} are needed" + (f" ({why})" if why else "")
     # A candidate that the gate could not test would be rejected, and its training wasted.
+    untestable = why_untestable(run)
+    return None if untestable is None else f"{untestable}; the groups wait for more"
+
+
+def why_untestable(run: Cycle) -> str | None:
+    """Return why a gate could not test a candidate yet, for lack of held-out scenarios; `None` if it could."""
     held_out = {group.scenario_key for group in run.store.read.groups(state="formed", held_out=True)}
-    if len(held_out) < (needed := config.gate.min_scenarios):
-        return f"{len(held_out)} held-out scenarios, {needed} are needed to test a candidate; the groups wait for more"
-    return None
+    if len(held_out) >= (needed := run.config.gate.min_scenarios):
+        return None
+    return f"{len(held_out)} held-out scenarios, {needed} are needed to test a candidate"
 
 
-def _next_step(run: Cycle, champion: Policy) -> int:
+def next_step(run: Cycle, champion: Policy) -> int:
+    """Return the step of the next policy of the champion's agent."""
     # Engines cache adapters by name, so a name is never used twice, not even that of a deleted policy.
     taken = [p.step for p in run.store.ledger.policies() if p.model == champion.model]
     taken += [int(d.name.rpartition("@")[2]) for d in run.adapters.glob(f"{champion.model}@*") if d.is_dir()]
@@ -191,7 +202,7 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Po
     there = {each.id for group in run.store.read.groups_of(job.group_ids) for each in group.trajectories}
     return (
         (job.base, job.base_sha256) == (champion.base, champion.base_sha256)
-        and (job.parent, job.champion) == (_adapter(start), _adapter(champion))
+        and (job.parent, job.champion) == (adapter_of(start), adapter_of(champion))
         and job.config == run.config.train
         and job.target.parent == run.adapters
         and set(job.group_ids) <= set(waiting)
@@ -243,8 +254,8 @@ def make_job(
     job = training.TrainJob(
         base=champion.base,
         base_sha256=champion.base_sha256,
-        parent=_adapter(start),
-        champion=_adapter(champion),
+        parent=adapter_of(start),
+        champion=adapter_of(champion),
         target=target,
         config=config,
         groups=tuple(found),
@@ -337,5 +348,6 @@ def _why_silent(trained: Sequence[float | None], siblings: Sequence[_Rows]) -> t
     return "stale", max(left_out, key=lambda reason: left_out[reason], default="longer than max_tokens")
 
 
-def _adapter(champion: Policy) -> Path | None:
+def adapter_of(champion: Policy) -> Path | None:
+    """Return the directory of a policy's adapter; `None` for the base model."""
     return Path(champion.path) if champion.path else None

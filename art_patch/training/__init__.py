@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
     from art_patch.training.data.rows import Anchors, Example, Row, RowsReport, rows_and_report, trained_answers
-    from art_patch.training.data.supervised import Pair, demonstrations, preferences
+    from art_patch.training.data.supervised import FileRows, Pair, demonstrations, preferences, rows_of_file
     from art_patch.training.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.loading import made_with, require_machine, require_servable
     from art_patch.training.loop.metrics import near_job
     from art_patch.training.loop.update import run_job
-    from art_patch.training.loss_config import TOLERANCE, LossConfig, LossName, advantages_of_groups
+    from art_patch.training.loss_config import TOLERANCE, LossConfig, LossName, Scale, advantages_of_groups
 else:
     __getattr__ = lazily()

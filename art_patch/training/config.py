@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
@@ -140,24 +140,26 @@ class TrainConfig:
             numbers. It cannot be read back.
     """
 
+    PANEL: ClassVar[str] = "The update"  # of their options in `--help`
+
     learning_rate: Annotated[float, limits.ABOVE_0, Option()] = 1e-4
-    epochs: Annotated[int, _WHOLE_FROM_1] = 2
-    minibatches: Annotated[int, _WHOLE_FROM_1] = 8
+    epochs: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 2
+    minibatches: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 8
     batch_size: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by minibatches"), Option(least=1)] = None
     gradient_accumulation_steps: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 1
-    total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound")] = None
-    warmup_steps: Annotated[int, _WHOLE_FROM_0] = 5
+    total_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no bound"), Option(least=1)] = None
+    warmup_steps: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 5
     lr_schedule: Annotated[Schedule, Option()] = "constant"
     start: Annotated[Start, Option()] = "candidate"
-    lora_rank: Annotated[int, _WHOLE_FROM_1] = 8
-    lora_alpha: Annotated[int, _WHOLE_FROM_1] = 16
+    lora_rank: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 8
+    lora_alpha: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 16
     lora_dropout: Annotated[
         float,
         Limit(lambda value: limits.NUMBER.allows(value) and 0 <= value < 1, "at least 0 and below 1"),
         Option(least=0.0),
     ] = 0.0
     loss: LossConfig = field(default_factory=LossConfig)
-    reference: Reference = "base"
+    reference: Annotated[Reference, Option()] = "base"
     advantage_scale: Scale = "batch"
     anchor_weight: Annotated[float, limits.FROM_0, Option(least=0.0)] = 0.0
     imitate_from: Annotated[float | None, _or_none(limits.NUMBER, "to imitate nothing"), Option()] = None
@@ -165,24 +167,26 @@ class TrainConfig:
     prefer_from: Annotated[float | None, _or_none(limits.ABOVE_0, "to prefer nothing"), Option()] = None
     rehearse_from: Annotated[float | None, _or_none(limits.NUMBER, "to rehearse nothing"), Option()] = None
     rehearse_weight: Annotated[float, limits.ABOVE_0, Option()] = 0.1
-    preference_beta: Annotated[float, limits.ABOVE_0] = 0.1
-    weight_decay: Annotated[float, limits.FROM_0] = 0.0
-    max_grad_norm: Annotated[float, limits.ABOVE_0] = 1.0
-    max_staleness: Annotated[int, _WHOLE_FROM_0] = 2
-    max_drift_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.5
-    max_gap_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.05
-    max_kl_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound")] = 0.2
+    preference_beta: Annotated[float, limits.ABOVE_0, Option()] = 0.1
+    weight_decay: Annotated[float, limits.FROM_0, Option(least=0.0)] = 0.0
+    max_grad_norm: Annotated[float, limits.ABOVE_0, Option()] = 1.0
+    max_staleness: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 2
+    max_drift_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound"), Option(or_none=True)] = 0.5
+    max_gap_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound"), Option(or_none=True)] = 0.05
+    max_kl_nats: Annotated[float | None, _or_none(limits.ABOVE_0, "for no bound"), Option(or_none=True)] = 0.2
     # The demo's updates, which learn fast and well, reach 0.3; an update that broke its policy reached 0.5.
-    max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound")] = 0.4
-    micro_batch_tokens: Annotated[int, _WHOLE_FROM_1] = 16_384
-    max_tokens: Annotated[int, _WHOLE_FROM_1] = 32_768
+    max_clip_fraction: Annotated[float | None, _or_none(limits.SHARE, "for no bound"), Option(or_none=True)] = 0.4
+    micro_batch_tokens: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 16_384
+    max_tokens: Annotated[int, _WHOLE_FROM_1, Option(least=1)] = 32_768
     learn_truncated: Annotated[bool, Limit(_is_bool, "True or False"), Option(off="--no-learn-truncated")] = True
     gradient_checkpointing: Annotated[
-        bool | None, _or_none(Limit(_is_bool, "True, False"), "to decide by the machine")
+        bool | None,
+        _or_none(Limit(_is_bool, "True, False"), "to decide by the machine"),
+        Option(off="--no-gradient-checkpointing"),
     ] = None
-    dtype: Dtype = "auto"
+    dtype: Annotated[Dtype, Option()] = "auto"
     seed: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 0
-    checkpoint_every_s: Annotated[float, limits.FROM_0] = 60.0
+    checkpoint_every_s: Annotated[float, limits.FROM_0, Option(least=0.0)] = 60.0
     save_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"), Option(least=1)] = None
     eval_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to evaluate nothing"), Option(least=1)] = None
     early_stop: Annotated[int | None, _or_none(_WHOLE_FROM_1, "for no early stop"), Option(least=1)] = None

@@ -31,7 +31,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, get_args
 
 from art_patch._lib.option import Option
 from art_patch.errors import ConfigError
@@ -241,17 +241,19 @@ class LossConfig:
             above this (DeepSeek-V3.2). The KL term still applies to it. `None`: off.
     """
 
+    PANEL: ClassVar[str] = "The loss on groups"  # of their options in `--help`
+
     name: Annotated[LossName, Option(name="loss")] = "dapo"
-    level: Level | None = None
-    clip_low: Annotated[float | None, SHARE] = None
-    clip_high: Annotated[float | None, ABOVE_0] = None
-    clip_max: Annotated[float | None, _FROM_1] = None
-    ratio_cap: Annotated[float | None, _FROM_1] = None
-    max_completion_tokens: Annotated[int | None, _FROM_1] = None
+    level: Annotated[Level | None, Option(name="ratio-level")] = None
+    clip_low: Annotated[float | None, SHARE, Option()] = None
+    clip_high: Annotated[float | None, ABOVE_0, Option()] = None
+    clip_max: Annotated[float | None, _FROM_1, Option()] = None
+    ratio_cap: Annotated[float | None, _FROM_1, Option()] = None
+    max_completion_tokens: Annotated[int | None, _FROM_1, Option(least=1)] = None
     kl_coefficient: Annotated[float, FROM_0, Option(name="kl", least=0.0)] = 0.0
-    kl_estimator: Estimator = "k3"
-    importance_cap: Annotated[float | None, _FROM_1] = 3.0
-    off_policy_nats: Annotated[float | None, ABOVE_0] = None
+    kl_estimator: Annotated[Estimator, Option()] = "k3"
+    importance_cap: Annotated[float | None, _FROM_1, Option(or_none=True)] = 3.0
+    off_policy_nats: Annotated[float | None, ABOVE_0, Option()] = None
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for an impossible value, with the field, the value and what to write instead."""

@@ -229,7 +229,7 @@ def test_an_update_that_is_dropped_ends_the_line(line: Line, monkeypatch: pytest
 
     monkeypatch.setattr(train_policy.training, "run_job", fails)
     with pytest.raises(TrainingError):
-        train_policy._run_job(line.run, champion, job)  # pyright: ignore[reportPrivateUsage]
+        train_policy.run_job(line.run, champion, job)
     # All that the champion answers would be too far from it in every later cycle.
     assert (line.start(), line.scored()) == (("agent@1", set()) if left else ("agent@0", {"a"}))
 

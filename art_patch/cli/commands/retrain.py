@@ -24,7 +24,7 @@ from art_patch.grouping import ReplayConfig, ResampleConfig
 from art_patch.pipeline import CycleConfig
 from art_patch.recording import REDACTED
 from art_patch.settings import Settings
-from art_patch.training import LossConfig, TrainConfig, require_permission
+from art_patch.training import LossConfig, Scale, TrainConfig, require_permission
 from art_patch.trajectories import transcript
 
 SETTLE_ONLY = Only(("settle_s",))
@@ -98,6 +98,10 @@ def retrain(
     idle_minutes: Annotated[float, Option("Minutes without a call after which apps are idle.", least=0.1)] = 5.0,
     train: TrainConfig,
     loss: LossConfig,
+    advantage_scale: Annotated[
+        Scale | None,
+        Option("Spread by which advantages are divided. Default: batch; of the loss dr_grpo none, half of its name."),
+    ] = None,
     imitate_models: Annotated[str | None, setting("imitate_models")] = None,
     suite: Suite,
     promotion: Annotated[str | None, setting("promotion")] = None,
@@ -117,8 +121,8 @@ def retrain(
     """
     own = {"promotion": promotion, "canary_percent": canary_percent, "max_loss": max_loss}
     settings = project.settings(**judging.as_settings(), **suite.as_settings(), **own, imitate_models=imitate_models)
-    # Dr. GRPO does not divide advantages by the spread of a group's rewards: that is half of its name.
-    scale = "none" if loss.name == "dr_grpo" else "batch"
+    # Dr. GRPO does not divide advantages by the spread of a group's rewards.
+    scale = advantage_scale or ("none" if loss.name == "dr_grpo" else "batch")
     train = replace(train, loss=loss, advantage_scale=scale, imitate_models=settings.imitate_models)
     require_permission(train)
     config = replace(

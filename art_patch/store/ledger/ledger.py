@@ -158,21 +158,16 @@ class Ledger(Part):
             return policy
 
     def add_candidate(
-        self,
-        policy: Policy,
-        *,
-        trained_on: Sequence[str],
-        also: Sequence[str] = (),
-        rows: Sequence[TrainedRow] = (),
-        who: str,
-    ) -> None:
+        self, policy: Policy, *, trained_on: Sequence[str], also: Sequence[str] = (), rows: Sequence[TrainedRow] = (),
+        who: str, reason: str | None = None,
+    ) -> None:  # fmt: skip
         """Store a new candidate, and set the state of the groups it was trained on to `trained`.
 
         `also` are trajectories outside of these groups that it was trained on, `rows` its answers in these groups;
         answers that were erased meanwhile are left out.
         """
         with self._deciding() as connection:
-            decisions.insert_policy(connection, policy, who, f"trained on {len(trained_on)} groups")
+            decisions.insert_policy(connection, policy, who, reason or f"trained on {len(trained_on)} groups")
             _set_groups(connection, trained_on, "trained", None, policy.name)
             # Runs outside of the groups stand beside them under a hash, so that an erasure finds the policy too.
             taught = {*trained_on, *map(run_key, also)}

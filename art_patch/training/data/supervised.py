@@ -8,6 +8,8 @@ the worst). Recorded token ids are used where they exist. Answers of upstream or
 and answer are rendered with the chat template (`art_patch.training.data.rendering`). Runs and calls that give no row or
 pair are counted by reason; the reasons are texts of `Unusable`. Held-out groups are never used.
 
+`rows_of_file` does the same for a training file: its user chose what is learned, so all of it is.
+
 In all rows `sampled_T` marks the tokens that are learned. `logprobs_T` is 0 and the temperature is 1 at every token,
 because supervised losses need neither.
 """
@@ -26,6 +28,8 @@ from art_patch.types import UPSTREAM, Call, Choice, Correction, Group, Trajector
 
 Scored = tuple[Group, Sequence[float | None]]  # a group, and the reward of each sibling in their order
 Corrected = tuple[Trajectory, Sequence[Correction]]  # a run and its corrections, at least one
+
+PairSource = Literal["correction", "group", "file"]
 
 MayImitate = Callable[[str], bool]  # whether answers of a model that the app requested may be learned
 
@@ -158,7 +162,7 @@ class Pair:
 
     chosen: Row  # the row with the better answer or run
     rejected: Row  # the row with the worse answer or run
-    source: Literal["correction", "group"]  # what decided which is better: a person, or the rewards of a group
+    source: PairSource  # what decided which is better: a person, the rewards of a group, or a training file
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ def _extremes(
             yield best, worst
 
 
-def _pair(chosen: Row, rejected: Row, source: Literal["correction", "group"], max_tokens: int) -> Pair:
+def _pair(chosen: Row, rejected: Row, source: PairSource, max_tokens: int) -> Pair:
     if chosen == rejected:
         raise Unusable("both answers are the same")
     if max(len(chosen.ids_T), len(rejected.ids_T)) > max_tokens:
@@ -290,3 +294,51 @@ def _require_none(reasons: Reasons, call: Call) -> None:
 
 def _ended(choice: Choice) -> bool:
     return choice.finish_reason in ("stop", "tool_calls", "function_call")
+
+
+# --- training files ---
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Result of `rows_of_file`: what an update learns from a training file."""
+
+    demonstrations: tuple[Row, ...]  # of conversations, to imitate
+    pairs: tuple[Pair, ...]  # of preferences
+    left_out: Mapping[str, tuple[int, str]]  # by reason: number of lines that are not learned, and place of the first
+
+
+def rows_of_file(lines: Iterable[tuple[str, Sequence[Trajectory]]], renderer: Renderer, *, max_tokens: int) -> FileRows:
+    """Returns the rows of a training file, whose lines are given as `formats.bundles_of` makes trajectories of them.
+
+    A line is its place, such as `line 3`, with one trajectory, all of whose answers are imitated, or with two, of which
+    the first is preferred. Answers of `weight: 0` are not learned. A line counts as often as it is there.
+    """
+    rows: list[Row] = []
+    pairs: list[Pair] = []
+    left_out: dict[str, tuple[int, str]] = {}
+    for place, runs in lines:
+        try:
+            found = [merge(_answers(run, renderer)) for run in runs]
+            if len(found) == 1:
+                kept = cut(found[0], max_tokens)
+                if not kept:
+                    raise Unusable("longer than max_tokens")
+                rows += kept
+            elif any(len(of_run) != 1 for of_run in found):
+                raise Unusable("the run forks into several rows")
+            else:
+                ((chosen,), (rejected,)) = found
+                pairs.append(_pair(chosen, rejected, "file", max_tokens))
+        except Unusable as reason:
+            number, first = left_out.get(str(reason), (0, place))
+            left_out[str(reason)] = number + 1, first
+    return FileRows(tuple(rows), tuple(pairs), left_out)
+
+
+def _answers(run: Trajectory, renderer: Renderer) -> list[Turn]:
+    answers = [(call, choice.message) for call in run.calls for choice in call.choices]
+    turns = [renderer.turn(call, answer) for call, answer in answers if answer.get("weight") != 0]
+    if not turns:
+        raise Unusable("no answer")
+    return turns

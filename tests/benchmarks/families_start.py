@@ -1,0 +1,195 @@
+"""Starting from anything: what `art-patch train FILE` makes beside TRL, and what an adopted or forked LoRA computes.
+
+::
+
+    python tests/benchmarks/families_start.py [--json]
+
+Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
+targets that were not met. A tiny random base, in fp32 on the CPU; half a minute.
+
+- `sft_difference`, `sft_turns_difference`, `dpo_difference`: the same file (prompt and completion; messages of several
+  turns; preferences) is given to `art-patch train` and to TRL's trainer, which start from the same LoRA and make the
+  same three steps of AdamW. Largest difference of a weight of the two LoRAs, which both moved by `*_moved` at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from art_patch.policies import base_fingerprint  # noqa: E402 - the line above makes tests importable
+from art_patch.store import open_store  # noqa: E402
+from art_patch.types import Policy  # noqa: E402
+from tests.support.benchmark_report import Target, finish, say  # noqa: E402
+from tests.support.command_line import art_patch  # noqa: E402
+from tests.support.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
+from tests.support.train_jobs import weights_of  # noqa: E402
+
+TARGETS = (
+    Target("sft_difference", None, 1e-5, "of a weight, from TRL's SFTTrainer on prompts and completions"),
+    Target("sft_turns_difference", None, 1e-5, "of a weight, from TRL's SFTTrainer on answers of several turns"),
+    Target("dpo_difference", None, 1e-5, "of a weight, from TRL's DPOTrainer"),
+)
+
+# Without a newline behind an answer: TRL learns it, where a template writes one, and no policy ever samples it.
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+STEPS, RATE, BETA = 3, 1e-3, 0.1
+WORDS = ("plum", "pear", "apple", "bread", "lemon", "onion")
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    """One message."""
+    return {"role": role, "content": content}
+
+
+def asked(word: str) -> list[dict[str, str]]:
+    """A prompt."""
+    return [said("system", "you are a shop"), said("user", f"what is the price of a {word}?")]
+
+
+PROMPTS = [
+    {"prompt": asked(word), "completion": [said("assistant", f"a {word} is {n} cents")]} for n, word in enumerate(WORDS)
+]
+TURNS = [
+    {
+        "messages": [
+            *asked(word), said("assistant", f"{n} cents"), said("user", "and two?"), said("assistant", f"{2 * n} cents")
+        ]
+    }
+    for n, word in enumerate(WORDS)
+]  # fmt: skip
+PAIRS = [
+    {
+        "prompt": asked(word),
+        "chosen": [said("assistant", f"{n} cents")],
+        "rejected": [said("assistant", f"the customer asks how many {word}")],
+    }
+    for n, word in enumerate(WORDS)
+]
+FILES: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "sft": ("sft", PROMPTS),
+    "sft_turns": ("sft", TURNS),
+    "dpo": ("dpo", PAIRS),
+}
+"""Figure -> TRL's trainer, and the lines of the file."""
+
+
+def make_base(directory: Path) -> Path:
+    """A tiny model whose chat template marks what the assistant writes, as TRL needs it."""
+    base = make_tiny_model(directory, hidden=32, vocab_size=320)
+    (base / "chat_template.jinja").write_text(TEMPLATE)
+    return base
+
+
+def make_project(home: Path, base: Path) -> Path:
+    """A project whose champion is `agent@1`, which has a LoRA; return the directory of that."""
+    adapter = make_tiny_adapter(home / "default" / "adapters", base, "agent", 1)
+    with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
+        fingerprint = base_fingerprint(base)
+        store.ledger.add_base("agent@0", str(base), fingerprint, who="test")
+        policy = Policy("agent@1", str(base), fingerprint, "candidate", time.time(), str(adapter), "agent@0")
+        store.ledger.add_candidate(policy, trained_on=[], who="test")
+        store.ledger.move("agent@1", "champion", who="test", reason="test")
+    return adapter
+
+
+def written(path: Path, lines: Sequence[Any]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def ours(file: Path, home: Path) -> dict[str, Tensor]:
+    """The LoRA that `art-patch train` publishes, which steps on all lines at once."""
+    options = ("--epochs", STEPS, "--minibatches", 1, "--warmup-steps", 0, "--learning-rate", RATE)
+    done = art_patch("train", str(file), *map(str, options), "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    return weights_of(home / "default" / "adapters" / json.loads(done.stdout)["policy"])
+
+
+def trls(kind: str, file: Path, base: Path, adapter: Path) -> dict[str, Tensor]:
+    """The LoRA that TRL's trainer makes of the same file, as the library itself loads it."""
+    from datasets import load_dataset
+    from peft import PeftModel, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    rows = load_dataset("json", data_files=str(file), split="train", cache_dir=str(file.parent / "cache"))
+    own = {"beta": BETA} if kind == "dpo" else {"assistant_only_loss": "messages" in rows.column_names}
+    config, make = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}[kind]
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    arguments = config(
+        output_dir=str(file.parent / "trl"), report_to=[], bf16=False, use_cpu=True, gradient_checkpointing=False,
+        per_device_train_batch_size=len(rows), max_steps=STEPS, learning_rate=RATE, lr_scheduler_type="constant",
+        optim="adamw_torch", adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0, save_strategy="no",
+        **own,
+    )  # fmt: skip
+    trainer: Any = make(
+        model=PeftModel.from_pretrained(model, str(adapter), is_trainable=True),
+        args=arguments,
+        train_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(base),
+    )
+    trainer.train()
+    return get_peft_model_state_dict(trainer.model, adapter_name="default")
+
+
+def largest(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The largest difference of a weight."""
+    assert ones.keys() == others.keys()
+    return max(float((ones[name].double() - others[name].double()).abs().max()) for name in ones)
+
+
+def beside_trl(directory: Path, name: str) -> dict[str, float]:
+    """Train on one of `FILES` in both ways; return how far the LoRAs moved, and are from one another."""
+    kind, lines = FILES[name]
+    base = make_base(directory / "base")
+    adapter = make_project(directory / "home", base)
+    file = written(directory / f"{name}.jsonl", lines)
+    mine = ours(file, directory / "home")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL's settings are transformers' old names
+        theirs = trls(kind, file, base, adapter)
+    return {f"{name}_difference": largest(mine, theirs), f"{name}_moved": largest(mine, weights_of(adapter))}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    metrics: dict[str, float] = {}
+    for name in FILES:
+        with tempfile.TemporaryDirectory() as temporary:
+            metrics |= (found := beside_trl(Path(temporary), name))
+            say(f"{name}: {found}")
+    finish(metrics, TARGETS, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
