@@ -150,7 +150,7 @@ _add_group(
 
 _add_both(
     DECIDE, "policies", policies.policies, show=policies.show_policy, export=policy_copies.export_policy,
-    **{"import": policy_copies.import_policy}, push=policy_copies.push,
+    fork=policy_copies.fork_policy, **{"import": policy_copies.import_policy}, push=policy_copies.push,
 )  # fmt: skip
 _add(DECIDE, measure.evaluate, measure.reproduce, policies.promote, policies.watch, policies.rollback, policies.reject)
 

@@ -109,7 +109,8 @@ def _evidence(policy: types.Policy) -> Iterator[Row]:
     yield "imported", f"{_when(origin['at'])}, from {evidence['policy']}{state}"
     if (by := policy_words.rejected_there(policy)) is not None:
         yield "rejected", f"there, {by}"
-    yield "copy", f"its manifest has the sha256 {origin['manifest_sha256']}"
+    what = "manifest" if "manifest_sha256" in origin else "weights"  # a plain LoRA has no manifest
+    yield "copy", f"its {what} ha{'s' if what == 'manifest' else 've'} the sha256 {origin[f'{what}_sha256']}"
     by, at = evidence.get("art_patch"), evidence.get("made_at")
     yield "trained", f"{_when(at) if at else NOT_ON_RECORD}, with art_patch {by or NOT_ON_RECORD}"
     yield "parents", f"{evidence.get('parent') or NOT_ON_RECORD} there, none here"
@@ -130,15 +131,16 @@ def _update(policy: types.Policy, learned: store.Learned) -> Iterator[Row]:
     runs = counted(len(learned.runs), "of its runs is", "of their runs are") + " in the store"
     alone = f", and {counted(learned.alone, 'run', 'runs')} in no group" if learned.alone else ""
     lost = f"; {counted(erased, 'group is', 'groups are')} erased" if erased else ""
-    yield "learned from", f"{groups}, {runs}{alone}{lost}"
+    files = listed([f"{name} (sha256 {digest[:12]})" for name, digest in train.get("files", {}).items()], "")
+    yield "learned from", f"the files {files}" if files else f"{groups}, {runs}{alone}{lost}"
     named = [(each["judge"], each["rubric"]) for each in _made(policy).get("judges", ())]
     judges = [f"{judge}, rubric {rubric or NOT_ON_RECORD}" for judge, rubric in named or learned.judges]
     none = "none: the rewards came from users or code" if _made(policy) else NOT_ON_RECORD
-    yield "judge", "; ".join(judges) or none
+    yield "judge", "; ".join(judges) or ("none: files have no rewards" if files else none)
     config = train.get("config")
     yield "seed", str(config["seed"]) if config and "seed" in config else NOT_ON_RECORD
     yield "settings", _settings(config) if config else NOT_ON_RECORD
-    yield from _training(train)
+    yield from _training({name: value for name, value in train.items() if name != "files"})
     gate: Any = policy.metrics.get("gate") or {}
     yield "gate", f"{policy_words.gate_in_words(gate)}{_judge_of(gate)}" if gate else "no gate has tested it"
     if watch := policy.metrics.get("watch"):

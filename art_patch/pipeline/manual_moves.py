@@ -14,7 +14,7 @@ import json
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from art_patch import policies, promotion
@@ -183,6 +183,8 @@ def import_policy(
 ) -> Imported:  # fmt: skip
     """Import the policy in `directory` as `name`; without one, under its own name if that is free, else the next step.
 
+    `directory` is a copy with the evidence of another project, or a plain LoRA of PEFT, of which nothing is known.
+
     Raises:
         NotFound: this project has no base model yet to compare with.
         ConfigError: `name` exists, or is none of this project's names.
@@ -195,18 +197,67 @@ def import_policy(
     base = policies.read_base_model(policies.resolve_model_dir(leader.base))
     if base.sha256 != leader.base_sha256:
         raise AdapterRejected(f"{leader.base} is not the base model any more on which {leader.name} was made")
-    copy = policies.read_copy(directory, base, sha256=sha256)
+    is_copy = (directory / policies.MANIFEST).exists()
+    copy = (policies.read_copy if is_copy else policies.read_lora)(directory, base, sha256=sha256)
+    return _take_in(store, engine, adapters, copy, leader, name=name, who=who)
+
+
+def fork_policy(
+    store: Store, adapters: Path, name: str, into: Store, engine: EngineClient | None, target: Path, *, agent: str,
+    who: str,
+) -> Imported:  # fmt: skip
+    """Copy the policy `name` into another project, with its evidence, as the next step of the `agent` there.
+
+    In a project without any policy the base model begins to serve, as `AGENT@0`. `target` is that project's directory
+    of adapters, and `engine` serves it.
+
+    Raises:
+        NotFound: there is no such policy; or nothing serves or learns in the other project any more.
+        ConfigError: it is the base model, or the other project has an agent of another name.
+        AdapterRejected: its files are damaged, or one of the two projects has another base model.
+    """
+    policy = require_policy_to_copy(store, name)
+    policies.check_name(f"{agent}@0")
+    base = policies.read_base_model(policies.resolve_model_dir(policy.base))
+    copy = policies.read_copy(adapters / name, base)  # with the probe, which no other copy has
+    copy = replace(copy, evidence=policies.evidence_of(policy))
+    if not into.ledger.policies():
+        into.ledger.add_base(f"{agent}@0", policy.base, policy.base_sha256, who=who)
+    leader = into.ledger.leader()
+    if leader is None:
+        raise NotFound(f"there is nothing to put it beside in the other project: {why_none_serves(into)}")
+    if leader.model != agent:
+        raise ConfigError(f"the agent of that project is {leader.model}; give --as {leader.model}, or another --into")
+    if leader.base_sha256 != policy.base_sha256:
+        raise AdapterRejected(f"{name} was trained on another base than {leader.name}, which that project has")
+    return _take_in(into, engine, target, copy, leader, name=None, who=who)
+
+
+def require_policy_to_copy(store: Store, name: str) -> Policy:
+    """Return a policy that has a LoRA; raise `NotFound` or `ConfigError` if there is none of this name."""
+    if (policy := store.ledger.policy(name)) is None:
+        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
+    if policy.path is None:
+        raise ConfigError(f"{name} is the base model itself, which lies at {policy.base}; there is nothing to copy")
+    return policy
+
+
+def _take_in(
+    store: Store, engine: EngineClient | None, adapters: Path, copy: policies.Received, leader: Policy, *,
+    name: str | None, who: str,
+) -> Imported:  # fmt: skip
+    """Publish what was received, let a running engine try it, and enter it in the ledger as a candidate."""
     chosen = _name_for(store, adapters, leader.model, copy.evidence.policy, name)
     at = time.time()
     evidence = copy.evidence.model_dump(mode="json", exclude_none=True)
-    origin: JSON = {"at": at, "manifest_sha256": copy.manifest_sha256, "evidence": evidence}
+    origin: JSON = {"at": at, **copy.origin, "evidence": evidence}
     policy = Policy(
         chosen, leader.base, leader.base_sha256, "candidate", at, str(adapters / chosen), None, {IMPORTED: origin}
     )
-    _publish(copy, policy, adapters / chosen)
+    publish(copy, policy, adapters / chosen)
     try:
         loaded = _loads(engine, chosen)
-        detail = {"policy": chosen, "from": copy.evidence.policy, "manifest_sha256": copy.manifest_sha256}
+        detail = {"policy": chosen, "from": copy.evidence.policy, **copy.origin}
         if copy.evidence.rejected_by is not None:
             detail["rejected_by"] = copy.evidence.rejected_by
         store.transfers.add_policy(policy, who=who, detail=detail, now=at)
@@ -237,7 +288,8 @@ def _is_step_of(model: str, name: str) -> bool:
     return step != name and re.fullmatch("[1-9][0-9]{0,8}", step) is not None
 
 
-def _publish(copy: policies.Received, policy: Policy, target: Path) -> None:
+def publish(copy: policies.Received, policy: Policy, target: Path) -> None:
+    """Publish what was received as the directory of a new policy."""
     with policies.unpublished(target) as directory:
         config = copy.config | {"base_model_name_or_path": policy.base}
         (directory / policies.CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -305,9 +305,14 @@ class Repository:
     is_new: bool  # created for this push
 
 
+def is_repository(name: str) -> bool:
+    """Tells whether `name` is a well-formed repository id `OWNER/NAME`; asks no hub."""
+    return _REPOSITORY.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
 def check_repository(name: str) -> str:
     """Returns `name` if it is a well-formed repository id `OWNER/NAME`, else raises `ConfigError`; asks no hub."""
-    if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
+    if not is_repository(name):
         raise ConfigError(f"{name!r} is no repository; write OWNER/NAME, as the hub shows it")
     return name
 

@@ -27,12 +27,12 @@ from art_patch.policies.validation import check_content, read_probe
 from art_patch.types import IMPORTED, Policy
 
 _EVIDENCE = "evidence"  # entry of a copy's manifest
-_ANY_RANK = 1 << 16  # whoever serves it says which ranks it serves
-_MOST_BYTES = 8 << 30
+ANY_RANK = 1 << 16  # whoever serves it says which ranks it serves
+MOST_BYTES = 8 << 30
 _MOST_EVIDENCE = 64 << 10  # characters, as JSON: it is kept in the store, and shown
 _LATEST = 253_402_300_800.0  # the year 10000, which no calendar prints
 # Of `adapter_config.json`. Other settings name code or places of another machine, or are not served anyway.
-_SETTINGS = (
+SETTINGS = (
     "peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "lora_dropout",
     "inference_mode",
 )  # fmt: skip
@@ -174,7 +174,7 @@ class Received:
     weights: bytes = field(repr=False)
     rank: int
     evidence: Evidence
-    manifest_sha256: str
+    origin: dict[str, str]  # the sha256 of its manifest, or of the weights of a LoRA without one
     probe: dict[str, Any] | None = field(default=None, repr=False)  # as an entry of a manifest; exports have none
 
 
@@ -195,18 +195,19 @@ def read_copy(directory: Path, base: Base, *, sha256: str | None = None) -> Rece
     if sha256 is not None and found != sha256.lower():
         raise AdapterRejected(f"{directory}: {MANIFEST} has the sha256 {found}, not {sha256}: it is another copy")
     manifest = files.parse_object(name, MANIFEST, content)
-    contents = files.read_verified(directory, manifest, _MOST_BYTES)
+    contents = files.read_verified(directory, manifest, MOST_BYTES)
     if manifest.get("base_sha256") != base.sha256:
         raise AdapterRejected(
             f"{directory} was trained on another base (fingerprint {str(manifest.get('base_sha256'))[:12]}) than "
             f"{base.directory} ({base.sha256[:12]}), which this project serves"
         )
     config = files.parse_object(name, CONFIG, contents[CONFIG])
-    rank, _ = check_content(name, config, contents[WEIGHTS], base, max_rank=_ANY_RANK)
+    rank, _ = check_content(name, config, contents[WEIGHTS], base, max_rank=ANY_RANK)
     probe = read_probe(name, manifest, base)
-    kept = {key: config[key] for key in _SETTINGS if key in config}
+    kept = {key: config[key] for key in SETTINGS if key in config}
     entry = None if probe is None else probe.entry()
-    return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), found, entry)
+    origin = {"manifest_sha256": found}
+    return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), origin, entry)
 
 
 def _evidence(directory: Path, manifest: dict[str, Any]) -> Evidence:

@@ -203,7 +203,7 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
         )
     contents: dict[str, bytes] = {}
     for file in sorted(files):
-        content = _read_file(directory, file, max_bytes if file == WEIGHTS else _SMALL_FILE_BYTES)
+        content = read_file(directory, file, max_bytes if file == WEIGHTS else _SMALL_FILE_BYTES)
         # The bytes in memory are hashed and then used: a second read of the file might find another content.
         if hashlib.sha256(content).hexdigest() != hashes[file]:
             raise AdapterRejected(
@@ -214,7 +214,8 @@ def read_verified(directory: Path, manifest: dict[str, Any], max_bytes: int) -> 
     return contents
 
 
-def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
+def read_file(directory: Path, file: str, max_bytes: int) -> bytes:
+    """Reads a plain file of an adapter's directory, of at most `max_bytes`; no link is followed."""
     try:
         # Somebody may have put a link or a FIFO there since the directory was listed; a FIFO would hang the server.
         descriptor = os.open(directory / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -237,12 +238,12 @@ def _read_file(directory: Path, file: str, max_bytes: int) -> bytes:
 
 def read_json(directory: Path, file: str) -> dict[str, Any]:
     """Reads a file of an adapter's directory, of at most 16 MiB, as a JSON object."""
-    return parse_object(directory.name, file, _read_file(directory, file, _MANIFEST_BYTES))
+    return parse_object(directory.name, file, read_file(directory, file, _MANIFEST_BYTES))
 
 
 def read_manifest(directory: Path) -> bytes:
     """Returns the content of an adapter's manifest, as `read_json` reads it."""
-    return _read_file(directory, MANIFEST, _MANIFEST_BYTES)
+    return read_file(directory, MANIFEST, _MANIFEST_BYTES)
 
 
 def parse_object(name: str, file: str, content: bytes) -> dict[str, Any]:

@@ -10,6 +10,9 @@ targets that were not met. A tiny random base, in fp32 on the CPU; half a minute
 - `sft_difference`, `sft_turns_difference`, `dpo_difference`: the same file (prompt and completion; messages of several
   turns; preferences) is given to `art-patch train` and to TRL's trainer, which start from the same LoRA and make the
   same three steps of AdamW. Largest difference of a weight of the two LoRAs, which both moved by `*_moved` at most.
+- `adopted_difference_nats`: LoRAs that PEFT wrote, with other ranks, layers and scales than ours, are adopted. Largest
+  difference of a log-probability between PEFT with the LoRA as it was, and PEFT with the policy.
+- `forked_difference_nats`: the same of a policy and of its fork in another project.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from art_patch.policies import base_fingerprint  # noqa: E402 - the line above makes tests importable
+from art_patch.pipeline.manual_moves import publish  # noqa: E402 - the line above makes tests importable
+from art_patch.policies import BaseModel, base_fingerprint, read_base_model, read_lora  # noqa: E402
 from art_patch.store import open_store  # noqa: E402
 from art_patch.types import Policy  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
@@ -43,6 +47,8 @@ TARGETS = (
     Target("sft_difference", None, 1e-5, "of a weight, from TRL's SFTTrainer on prompts and completions"),
     Target("sft_turns_difference", None, 1e-5, "of a weight, from TRL's SFTTrainer on answers of several turns"),
     Target("dpo_difference", None, 1e-5, "of a weight, from TRL's DPOTrainer"),
+    Target("forked_difference_nats", None, 1e-6, "of a log-probability, from the policy that was forked"),
+    Target("adopted_difference_nats", None, 1e-6, "of a log-probability, from PEFT with the LoRA that was adopted"),
 )
 
 # Without a newline behind an answer: TRL learns it, where a template writes one, and no policy ever samples it.
@@ -177,6 +183,90 @@ def beside_trl(directory: Path, name: str) -> dict[str, float]:
     return {f"{name}_difference": largest(mine, theirs), f"{name}_moved": largest(mine, weights_of(adapter))}
 
 
+# --- a LoRA of PEFT ---
+
+LORAS: Mapping[str, Mapping[str, Any]] = {
+    "other rank and layers": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "down_proj"]},
+    "all layers, rank-stabilised": {"r": 16, "lora_alpha": 8, "target_modules": "all-linear", "use_rslora": True},
+    "layers by a pattern": {"r": 4, "lora_alpha": 4, "target_modules": r".*\.1\.self_attn\.[kv]_proj"},
+    "one block": {"r": 4, "lora_alpha": 4, "target_modules": ["k_proj"], "layers_to_transform": [1]},
+    "ranks and scales of its own": {
+        "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"], "rank_pattern": {"up_proj": 12},
+        "alpha_pattern": {"layers.0.self_attn.v_proj": 2},
+    },
+}  # fmt: skip
+"""Settings of `peft.LoraConfig`."""
+
+
+def make_lora(directory: Path, base: Path, settings: Mapping[str, Any]) -> Path:
+    """A random LoRA as PEFT itself saves it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers by old names
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        tuned: Any = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, weight in tuned.named_parameters():
+                if "lora_B" in name:  # which is zero in a new one
+                    weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+        tuned.save_pretrained(directory)
+    return directory
+
+
+def adopted(lora: Path, base: BaseModel, adapters: Path) -> Path:
+    """The directory of the policy `agent@1` that `policies import` makes of a LoRA."""
+    copy = read_lora(lora, base)
+    policy = Policy("agent@1", str(base.directory), base.sha256, "candidate", 1.0, None, None, {"imported": {}})
+    publish(copy, policy, adapters / policy.name)
+    return adapters / policy.name
+
+
+def logprobs_of(base: Path, adapter: Path | None) -> Tensor:
+    """What transformers and PEFT compute of every token, on a few texts."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, str(adapter))
+        ids_BT = torch.randint(0, 320, (4, 32), generator=torch.Generator().manual_seed(1))
+        # In fp64: of two sums in fp32 that are equal on paper, log-probabilities differ by 2e-6.
+        return model.double().eval()(input_ids=ids_BT).logits.log_softmax(-1)
+
+
+def adoption() -> dict[str, float]:
+    """Adopt each of `LORAS`; return how far what they compute is from what they computed."""
+    gaps: list[float] = []
+    for name, settings in LORAS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(temporary)
+            base = read_base_model(make_base(place / "base"))
+            lora = make_lora(place / "lora", base.directory, settings)
+            policy = adopted(lora, base, place / "adapters")
+            theirs, ours = (logprobs_of(base.directory, each) for each in (lora, policy))
+            gaps.append(float((theirs - ours).abs().max()))
+            say(f"{name}: {gaps[-1]:.1e} nats")
+    return {"adopted_difference_nats": max(gaps)}
+
+
+def forking() -> dict[str, float]:
+    """Fork a policy; return how far what the fork computes is from what the policy computes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(temporary)
+        base = make_base(home / "base")
+        adapter = make_project(home, base)
+        done = art_patch("policies", "fork", "agent@1", "--as", "other", "--json", home=home)
+        assert done.returncode == 0, done.stderr
+        copy = home / "other" / "adapters" / json.loads(done.stdout)["policy"]
+        gap = float((logprobs_of(base, adapter) - logprobs_of(base, copy)).abs().max())
+        return {"forked_difference_nats": gap}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,6 +278,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             metrics |= (found := beside_trl(Path(temporary), name))
             say(f"{name}: {found}")
+    metrics |= adoption() | forking()
     finish(metrics, TARGETS, as_json=given.json)
 
 

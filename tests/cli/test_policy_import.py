@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from art_patch.pipeline.carry_over import sweep_leftovers, untested_candidate
 from art_patch.policies import CONFIG, MANIFEST, WEIGHTS, base_fingerprint
 from art_patch.store import Store, open_store
 from art_patch.types import Policy
+from tests.benchmarks.families_start import LORAS, make_lora
 from tests.support.command_line import Serving, art_patch, says
 from tests.support.tiny import make_tiny_adapter, make_tiny_model
 
@@ -217,7 +219,8 @@ def test_a_copy_that_is_not_as_it_was_or_does_not_fit_is_refused(
     (copy / MANIFEST).write_text(json.dumps(manifest | {"base_sha256": "ff" * 32}))
     refused("was trained on another base")
     (copy / MANIFEST).unlink()
-    refused("has no MANIFEST.json")
+    (copy / WEIGHTS).unlink()
+    refused("so it is neither a policy's copy nor a LoRA of PEFT")
     restored()
     with closing(open_store(f"sqlite:///{home}/default/store.db")) as store:
         assert [policy.name for policy in store.ledger.policies()] == ["agent@0"]
@@ -237,6 +240,34 @@ def test_the_directory_of_an_adapter_is_taken_too_without_a_test_on_record(copy:
     here = json.loads((home / "default" / "adapters" / "agent@12" / CONFIG).read_text())
     assert here["r"] == config["r"]
     assert here["base_model_name_or_path"].endswith("/base")
+
+
+def test_a_plain_lora_is_adopted_and_a_server_computes_what_peft_computed(home: Path, base: Path, tmp_path: Path):
+    lora = make_lora(tmp_path / "my-lora", base, LORAS["ranks and scales of its own"])
+    (lora / "tokenizer.json").write_text("{}")  # trainers write more beside it, which is not read
+    sha256 = hashlib.sha256((lora / WEIGHTS).read_bytes()).hexdigest()
+    server = Serving(base, home, "--threads", "1")
+    try:
+        told = imported(home, lora, "--sha256", sha256)
+        assert (told["policy"], told["rank"], told["loaded"], told["weights_sha256"]) == ("agent@1", 12, True, sha256)
+        assert (told["evidence"]["policy"], "manifest_sha256" in told) == ("my-lora", False)
+        shown = art_patch("policies", "import", lora, home=home).stdout
+        assert "agent@2 is a candidate, my-lora where it comes from; the engine can load it" in shown
+        assert "on which base it was trained is not on record" in shown
+        assert f"its weights have the sha256 {sha256}" in art_patch("policies", "show", "agent@1", home=home).stdout
+    finally:
+        server.stop()
+    # What it computes is no longer what PEFT computed.
+    manifest = home / "default" / "adapters" / "agent@2" / MANIFEST
+    facts = json.loads(manifest.read_text())
+    assert facts["probe"]["dtype"] == "float32"
+    facts["probe"]["logprobs"] = [value - 0.1 for value in facts["probe"]["logprobs"]]
+    manifest.write_text(json.dumps(facts))
+    server = Serving(base, home, "--threads", "1")
+    try:
+        says(art_patch("promote", "agent@2", "--canary", "5", home=home), 11, "nats from the trainer's")
+    finally:
+        server.stop()
 
 
 def test_a_server_tries_it_and_a_canary_tests_it(copy: Path, home: Path, base: Path):

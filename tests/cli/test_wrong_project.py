@@ -57,6 +57,8 @@ KNOWN = {
     "policies export": ["agent@1", "adapter"],
     "policies import": ["adapter"],
     "policies push": ["agent@1", "me/agent"],
+    "policies fork": ["agent@1", "--as", "other"],
+    "train": ["runs.jsonl"],
     "trajectories list": [],
     "trajectories show": ["t1"],
     "web": ["--port", "0", "--no-browser"],

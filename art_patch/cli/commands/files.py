@@ -311,7 +311,7 @@ def import_file(
     format: Annotated[
         str,
         Option(
-            "chat: OpenAI fine-tuning. preference: OpenAI's or TRL's. sft, grpo: TRL. trajectories: art_patch's. "
+            "chat: OpenAI fine-tuning, ShareGPT. preference: any of theirs. sft, grpo: TRL. trajectories: art_patch's. "
             "auto: decide for each line."
         ),
     ] = "auto",

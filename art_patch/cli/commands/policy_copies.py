@@ -1,8 +1,9 @@
-"""`art-patch policies export`, `push` and `import`: copy a policy to a directory or a model hub, and into a project."""
+"""`art-patch policies export`, `push`, `import` and `fork`: copy a policy to a directory, a hub, or into a project."""
 
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -17,7 +18,7 @@ from art_patch.cli import output
 from art_patch.cli.followers import warn_if_rejected_there
 from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
-from art_patch.errors import AdapterRejected, ConfigError, NotFound
+from art_patch.errors import AdapterRejected, ConfigError
 from art_patch.policies import Dtype
 from art_patch.settings import Settings
 
@@ -74,16 +75,22 @@ def export_policy(
 
 @command
 def import_policy(
-    directory: Annotated[Path, typer.Argument(help="Directory of `policies export`, or of an adapter.")],
+    directory: Annotated[
+        str, typer.Argument(help="Directory of `policies export`, or of a LoRA of PEFT; or OWNER/NAME on the hub.")
+    ],
     project: ActingProject,
     name: Annotated[
         str | None, Option("NAME@STEP in this project. Default: its own name if that is free, else the next step.")
     ] = None,
     sha256: Annotated[
-        str | None, Option("Refuse all but the copy whose manifest has this hash, which `policies export` printed.")
+        str | None,
+        Option("Refuse all but the copy whose manifest has this hash, or the LoRA whose weights have it."),
     ] = None,
 ) -> None:
     """Import a policy from another project, such as from staging, with its origin and the results of its tests.
+
+    Or adopt a plain LoRA of PEFT, as another trainer wrote it: of any rank, on any linear layers. Nothing tells on what
+    base it was trained, so PEFT computes a few log-probabilities, which the engine must compute, too.
 
     The LoRA is checked: files, hashes, base model, and with a running engine whether that can load it. It becomes a
     candidate. It serves nobody until it is tested here: `art-patch promote NAME@STEP --canary 5`. If it was rejected
@@ -93,11 +100,11 @@ def import_policy(
     engine refuses it; 19 this project has no base model yet.
     """
     _require(False)
-    with project.opened() as (settings, opened):
+    with policies.lora_directory(directory) as place, project.opened() as (settings, opened):
+        # A LoRA that brings no probe along gets one, for which the base is loaded.
+        _require((place / policies.WEIGHTS).exists() and not (place / policies.MANIFEST).exists())
         engine, who = pipeline.find_engine(settings, opened.ledger), project.actor("policies import")
-        found = pipeline.import_policy(
-            opened, engine, settings.adapters, directory.absolute(), name=name, sha256=sha256, who=who
-        )
+        found = pipeline.import_policy(opened, engine, settings.adapters, place, name=name, sha256=sha256, who=who)
     policy, origin = found.policy, found.policy.metrics[types.IMPORTED]
     facts = {"policy": policy.name, "state": policy.state, "rank": found.rank, "loaded": found.loaded}
     facts |= {"rejected_there": insights.rejected_there(policy), **origin}
@@ -105,11 +112,54 @@ def import_policy(
         return
     tried = "the engine can load it" if found.loaded else "no engine runs that could try to load it"
     output.say(f"{policy.name} is a candidate, {origin['evidence']['policy']} where it comes from; {tried}")
-    if "state" not in origin["evidence"]:  # the directory of an adapter, which no test has written into
+    if "weights_sha256" in origin:
+        output.say("  on which base it was trained is not on record; names and shapes of its layers fit")
+    elif "state" not in origin["evidence"]:  # the directory of an adapter, which no test has written into
         output.say("  whether it was tested or rejected there is not on record")
     output.say(f"  `art-patch policies show {policy.name}` shows its evidence")
     output.say(f"  `art-patch promote {policy.name} --canary 5` tests it here; before that it answers nobody")
     warn_if_rejected_there(policy)
+
+
+@command
+def fork_policy(
+    policy: Annotated[str, POLICY],
+    project: ActingProject,
+    agent: Annotated[str, Option("Name of the agent that begins with this policy.", name="as")],
+    into: Annotated[str | None, Option("Project of that agent. Default: one of the agent's name.")] = None,
+) -> None:
+    """Begin another agent with a policy: copy it into another project of this home, with the results of its tests.
+
+    A project that is not there yet begins with the same base model. The policy is a candidate there, as one that was
+    imported: it answers nobody until it is tested, such as with `art-patch promote other@1 --canary 5`.
+
+    Exit codes: 0 copied; 2 it is the base model, or the project has another agent; 11 the LoRA is damaged, or that
+    project has another base; 19 there is no such policy.
+    """
+    _require(False)
+    target = project.settings(project=into or agent)
+    who = project.actor("policies fork")
+    with project.opened() as (settings, opened):
+        if target.project == settings.project:
+            raise ConfigError(f"{target.project} is the policy's own project, and has one agent; name another --into")
+        pipeline.require_policy_to_copy(opened, policy)  # before another project is made
+        with closing(store.open_store(target.store_url, project=target.project)) as other:
+            engine = pipeline.find_engine(target, other.ledger)
+            found = pipeline.fork_policy(
+                opened, settings.adapters, policy, other, engine, target.adapters, agent=agent, who=who
+            )
+        detail = {"policy": policy, "directory": str(target.adapters / found.policy.name)}
+        opened.transfers.note_copy("export policy", who=who, detail=detail)
+    facts = {
+        "policy": found.policy.name,
+        "project": target.project,
+        "state": found.policy.state,
+        "loaded": found.loaded,
+    }
+    if project.answered(facts | found.policy.metrics[types.IMPORTED]):
+        return
+    output.say(f"{found.policy.name} is a candidate in the project {target.project}, a copy of {policy}")
+    output.say(f"  `art-patch promote {found.policy.name} --canary 5 --project {target.project}` tests it there")
 
 
 @command
@@ -221,11 +271,7 @@ def _require(merged: bool, *more: str) -> None:
 def _read(settings: Settings, opened: store.Store, name: str, copying: Copying) -> _Source:
     if copying.dtype != "auto" and not copying.merged:
         raise ConfigError("--dtype is of merged weights; give it with --merged")
-    policy = opened.ledger.policy(name)
-    if policy is None:
-        raise NotFound(f"there is no policy {name!r}; `art-patch policies` lists them")
-    if policy.path is None:
-        raise ConfigError(f"{name} is the base model itself, which lies at {policy.base}; there is nothing to copy")
+    policy = pipeline.require_policy_to_copy(opened, name)
     base = policies.read_base_model(copying.base or Path(policy.base))
     # A LoRA on another base would load without an error and answer nonsense.
     if base.sha256 != policy.base_sha256:

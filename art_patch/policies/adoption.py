@@ -1,0 +1,157 @@
+"""Reads a plain LoRA of PEFT, as any trainer writes one, to become a policy: of any rank, on any linear layers.
+
+In: a directory with `adapter_config.json` and `adapter_model.safetensors`, or the id of a repository with them; other
+files beside them are not read. Out: a `Received`, as of a copy of a policy, whose config says in our few words what the
+weights are: which layers there are is read from the weights. Layers with ranks or scales of their own get the largest
+rank, filled up with zeros, and their scale in B, because engines serve one rank and one scale a LoRA.
+
+No manifest tells the base model on which it was trained: that names and shapes fit is all that can be checked. So PEFT
+itself computes a probe here, from the LoRA as it was found, and whoever serves the policy must compute the same.
+"""
+
+import hashlib
+import json
+import math
+import re
+import tempfile
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from art_patch.errors import AdapterRejected, HubError
+from art_patch.policies import files
+from art_patch.policies.base_models import BaseModel, load_model
+from art_patch.policies.copies import is_repository
+from art_patch.policies.evidence import ANY_RANK, MOST_BYTES, SETTINGS, Evidence, Received
+from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
+from art_patch.policies.validation import Probe, check_content, lora_key
+
+_LAYERS = ("layers_to_transform", "layers_pattern", "exclude_modules")  # the weights say which layers there are
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_[AB]\.weight")
+_PROBE_TOKENS = 48
+_QUESTION = ({"role": "user", "content": "What is 2 + 2? Say it in one word, and why that is so."},)
+
+
+@contextmanager
+def lora_directory(named: str) -> Generator[Path]:
+    """Gives the block a directory: `named` itself, or the adapter files of the hub's repository OWNER/NAME."""
+    path = Path(named).expanduser()
+    if path.exists() or not is_repository(named):
+        yield path.absolute()
+        return
+    from huggingface_hub import snapshot_download
+
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary) / named.partition("/")[2]
+        try:
+            snapshot_download(named, allow_patterns=[CONFIG, WEIGHTS, MANIFEST], local_dir=str(place))
+        except Exception as error:  # offline, no such id, no access: the hub raises a dozen types
+            raise HubError(f"{named} is no directory here, and could not be downloaded ({error})") from error
+        kept = Path(temporary) / "files" / place.name  # without what the hub's client notes beside them
+        kept.mkdir(parents=True)
+        for file in place.iterdir():
+            if file.is_file():
+                file.rename(kept / file.name)
+        yield kept
+
+
+def read_lora(directory: Path, base: BaseModel, *, sha256: str | None = None) -> Received:
+    """Reads and checks a plain LoRA against the base model; `sha256` is that of its weights file.
+
+    Raises `AdapterRejected` if a file is missing or unsafe, has not this `sha256`, or does not fit the base; or if it
+    changes more than linear layers, such as an embedding, a bias or DoRA's magnitudes, which engines do not serve.
+    """
+    name = directory.name
+    if not (directory / WEIGHTS).exists():
+        pickled = (directory / WEIGHTS.replace(".safetensors", ".bin")).exists()
+        why = "is a pickle, which may run code when read; save it as" if pickled else "has no"
+        raise AdapterRejected(f"{directory} {why} {WEIGHTS}, so it is neither a policy's copy nor a LoRA of PEFT")
+    config = files.read_json(directory, CONFIG)
+    weights = files.read_file(directory, WEIGHTS, MOST_BYTES)
+    found = hashlib.sha256(weights).hexdigest()
+    if sha256 is not None and found != sha256.lower():
+        raise AdapterRejected(f"{directory}: {WEIGHTS} has the sha256 {found}, not {sha256}: it is another LoRA")
+    plain, uniform = _uniform(name, config, weights)
+    rank, _ = check_content(name, plain, uniform, base, max_rank=ANY_RANK)
+    kept = {key: plain[key] for key in SETTINGS if key in plain}
+    probe = _probe(name, {**config, "base_model_name_or_path": str(base.directory)}, weights, base)
+    entry = None if probe is None else probe.entry()
+    return Received(kept, uniform, rank, Evidence(policy=name[:64]), {"weights_sha256": found}, entry)
+
+
+def _uniform(name: str, config: Mapping[str, Any], weights: bytes) -> tuple[dict[str, Any], bytes]:
+    """Returns config and weights with one rank and one scale, and with the layers' names in place of patterns."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
+
+    try:
+        tensors = load(weights)
+    except SafetensorError as error:
+        raise AdapterRejected(f"{name}: {WEIGHTS} is not a whole safetensors file ({error}).") from error
+    layers = {match["layer"] for key in tensors if (match := _KEY.fullmatch(key))}
+    plain = {key: value for key, value in config.items() if key not in (*_LAYERS, *_PATTERNS)}
+    plain["target_modules"] = sorted(layers)
+    ranks = {layer: tensors[lora_key(layer, "A")].shape[0] for layer in layers if lora_key(layer, "A") in tensors}
+    if not any(config.get(pattern) for pattern in _PATTERNS) or set(ranks) != layers:
+        return plain, weights  # as it is; what is wrong with it, its check says
+    import torch
+
+    most, root = max(ranks.values()), bool(config.get("use_rslora"))
+    usual = float(config["lora_alpha"]) / (math.sqrt(config["r"]) if root else config["r"])  # most layers stay exact
+    for layer, rank in ranks.items():
+        down, up = (tensors[lora_key(layer, side)].float() for side in "AB")
+        scale = _own(config, "alpha_pattern", layer, "lora_alpha") / (math.sqrt(rank) if root else rank) / usual
+        fill = torch.zeros(most - rank, down.shape[1]), torch.zeros(up.shape[0], most - rank)
+        tensors[lora_key(layer, "A")] = torch.cat([down, fill[0]]).contiguous()
+        tensors[lora_key(layer, "B")] = torch.cat([up * scale, fill[1]], 1).contiguous()
+    alpha = int(usual * most) if (usual * most).is_integer() else usual * most
+    return plain | {"r": most, "lora_alpha": alpha, "use_rslora": False}, save(tensors)
+
+
+def _own(config: Mapping[str, Any], pattern: str, layer: str, otherwise: str) -> float:
+    """Returns a layer's value of a pattern, by the first key that PEFT would take."""
+    for key, value in (config.get(pattern) or {}).items():
+        if re.match(rf"(.*\.)?({key})$", layer):
+            return float(value)
+    return float(config[otherwise])
+
+
+def _probe(name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel) -> Probe | None:
+    """Lets PEFT compute the likeliest next tokens of a question with the LoRA; `None` if the base has no tokenizer."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(base.directory)
+        text = tokenizer.apply_chat_template(list(_QUESTION), tokenize=False, add_generation_prompt=True)
+        ids_T = tokenizer.encode(text, add_special_tokens=False)[-_PROBE_TOKENS:]  # T tokens; V vocabulary
+    except Exception:  # OSError, ValueError, ImportError, jinja's errors, and the package tokenizers raises `Exception`
+        return None
+    disable_progress_bar()  # the command shows its own
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers by old names
+        (Path(work) / CONFIG).write_text(json.dumps(_told_to_peft(config)))
+        (Path(work) / WEIGHTS).write_bytes(weights)
+        model: Any = PeftModel.from_pretrained(load_model(base.directory, dtype=dtype), work).to(device).eval()
+        ids_BT = torch.tensor([ids_T], device=device)
+        with torch.inference_mode():
+            tuned_TV = model(input_ids=ids_BT).logits[0, :-1].float().log_softmax(-1)
+            with model.disable_adapter():
+                base_TV = model(input_ids=ids_BT).logits[0, :-1].float().log_softmax(-1)
+    targets_T1 = tuned_TV.argmax(dim=-1, keepdim=True)
+    tuned, bare = (tuple(each.gather(1, targets_T1).squeeze(1).tolist()) for each in (tuned_TV, base_TV))
+    if not all(map(math.isfinite, tuned)):
+        raise AdapterRejected(f"{name}: what PEFT computes with it is not finite; it cannot be served")
+    return Probe(tuple(ids_T), tuned, bare, str(dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
+
+
+def _told_to_peft(config: Mapping[str, Any]) -> dict[str, Any]:
+    known = (*SETTINGS, *_LAYERS, *_PATTERNS, "base_model_name_or_path")
+    return {key: config[key] for key in known if key in config}
