@@ -22,6 +22,7 @@ from art_patch.cli.commands import (
     cron,
     cycles,
     files,
+    init,
     measure,
     policies,
     policy_copies,
@@ -125,7 +126,7 @@ def _add_both(panel: str, name: str, own: Command, **below: Command) -> None:
 
 
 _add(RUN, run.run, run.proxy, serve.serve, run.demo)
-_add_group(RUN, "init", "Prepare this machine: vllm.", vllm=serve.init_vllm)
+_add_group(RUN, "init", "Prepare this machine: vllm, unsloth.", vllm=init.init_vllm, unsloth=init.init_unsloth)
 
 _add(LOOK, web.web, status.status, store.projects, report.report, measure.analytics, report.days, report.scenarios)
 _add(LOOK, trajectories.history, trajectories.diff)

@@ -8,6 +8,7 @@ The table lists the modules in the order in which an update uses them. A row is 
 | `loss_config` | compute advantages from the rewards of groups, and define the losses that use them |
 | `loop/job` | keeps the input of an update as a record and a file, and plans its optimizer steps |
 | `loop/processes` | run the update in this process or in several |
+| `loop/unsloth` | builds the environment of Unsloth, whose interpreter then runs these processes |
 | `loop/update` | runs the training loop: scores all data once under the policy at the start, and makes the steps |
 | `loop/loading`, `families` | load the base model and put the LoRA on it |
 | `data/packing`, `attention`, `scoring` | compute log-probabilities, once for each distinct token |
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job
     from art_patch.training.loop.loading import made_with, require_machine, require_servable
     from art_patch.training.loop.metrics import near_job
+    from art_patch.training.loop.unsloth import unsloth_recipe, why_no_unsloth
     from art_patch.training.loop.update import run_job
     from art_patch.training.loss_config import TOLERANCE, LossConfig, LossName, Scale, advantages_of_groups
 else:

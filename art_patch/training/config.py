@@ -132,8 +132,9 @@ class TrainConfig:
             the lowest one, and publishes the LoRA of the lowest one. It needs `eval_steps`. `None`: off.
         processes: Number of training processes on this machine. If there are GPUs, each process uses one of its own.
             With 1 and the backend peft, the training runs in the job's own process.
-        backend: Trainer; "auto" is peft. Unsloth needs a CUDA GPU, and is not ready: of the demo's model its
-            log-probabilities differed from the server's by more than `max_gap_nats`, and the update was refused.
+        backend: Trainer; "auto" is peft. Unsloth needs a CUDA GPU and the environment that `art-patch init unsloth`
+            builds, computes each row by itself, and is not ready: of the demo's model its log-probabilities differed
+            from the server's by more than `max_gap_nats`, and the update was refused.
         beta: An alias that sets `loss.kl_coefficient`, for users of other trainers. It cannot be read back.
         kl_penalty: A second alias that sets `loss.kl_coefficient`. It cannot be given together with `beta`.
         clip_range: An alias that sets `loss.clip_low` and `loss.clip_high`, to one number for both or to a pair of

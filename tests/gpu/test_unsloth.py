@@ -15,7 +15,7 @@ from tests.support.train_jobs import make_job, plain_logprobs, plain_model, rand
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-    pytest.mark.skipif(find_spec("unsloth") is None, reason="no Unsloth: pip install unsloth"),
+    pytest.mark.skipif(find_spec("unsloth") is None, reason="no Unsloth in this environment"),
 ]
 
 

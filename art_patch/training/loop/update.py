@@ -33,6 +33,7 @@ from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of, read_f
 from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, made_with, require_machine
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics, near_job, without_far_rows
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
+from art_patch.training.loop.unsloth import unsloth_python
 from art_patch.training.scoring import Scorer
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
@@ -42,15 +43,16 @@ _PROBE_TOKENS = 48
 def run_job(job: TrainJob, directory: Path, *, progress: Progress = silently) -> UpdateMetrics:
     """Makes the policy of a job and returns the metrics; continues an update that was interrupted.
 
-    The update runs in this process, or in new ones if the config asks for several processes or for Unsloth. Raises the
-    errors of `update`, and `TrainingError` if a process died; nothing is published in these cases.
+    The update runs in this process, or in new ones if the config asks for several processes or for Unsloth, which has
+    an interpreter of its own. Raises the errors of `update`, and `TrainingError` if a process died; nothing is
+    published in these cases.
     """
     require_machine(job.config)
     # Unsloth changes transformers, which this process may have imported long ago.
-    own_processes = job.config.processes > 1 or backend_of(job.config) == "unsloth"
-    if own_processes and not is_published(job):
+    python = unsloth_python() if backend_of(job.config) == "unsloth" else None
+    if (job.config.processes > 1 or python is not None) and not is_published(job):
         claim(directory, job)
-        launch(directory, job.config.processes, progress)
+        launch(directory, job.config.processes, progress, python=python)
     return update(job, directory, progress=progress)  # of a published policy it only returns the metrics
 
 
