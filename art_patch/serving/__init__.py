@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from art_patch.serving.vllm.environment import (
         BUILD, Choice, Found, build, built, choose, find_vllm, gpus, home_of, share_out,
     )
-    from art_patch.serving.vllm.process import VllmOptions, check_extra, check_rank
+    from art_patch.serving.vllm.process import LORAS_AT_ONCE, VllmOptions, check_extra, check_rank
 else:
     __getattr__ = lazily()

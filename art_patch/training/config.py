@@ -120,6 +120,10 @@ class TrainConfig:
             third more time and much less memory. `None`: on a GPU only.
         dtype: Precision of the base model's weights; "auto" is bfloat16 on a GPU and float32 on a CPU. The LoRA is
             float32. Choose the precision in which the model is served, or `logprob_gap_nats` becomes larger.
+        base_bits: Bits of a base weight during an update: 4 (NF4), 8, or 16, which leaves it as `dtype` says. Layers
+            with a LoRA are packed, and unpacked for each product, which needs less memory and more time. The engine
+            serves the whole base, so `logprob_gap_nats` grows: little with 8 bits, and with 4 bits possibly above
+            `max_gap_nats`. Only with the backend peft.
         seed: Seed of a new LoRA's weights and of the order of groups.
         checkpoint_every_s: Seconds between checkpoints. An update that is killed loses at most the work of this time,
             or of one step if a step takes longer. 0 writes a checkpoint after every step.
@@ -186,6 +190,7 @@ class TrainConfig:
         Option(off="--no-gradient-checkpointing"),
     ] = None
     dtype: Annotated[Dtype, Option()] = "auto"
+    base_bits: Annotated[int, Limit(lambda value: value in (4, 8, 16), "4, 8 or 16"), Option(least=4, most=16)] = 16
     seed: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 0
     checkpoint_every_s: Annotated[float, limits.FROM_0, Option(least=0.0)] = 60.0
     save_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"), Option(least=1)] = None
@@ -218,6 +223,8 @@ class TrainConfig:
                 raise ConfigError(f"{name}={value!r} must be {limit.words}")
         if self.early_stop is not None and self.eval_steps is None:
             raise ConfigError(f"early_stop={self.early_stop!r} counts evaluations and there are none; give eval_steps")
+        if self.base_bits != 16 and self.backend == "unsloth":
+            raise ConfigError(f"base_bits={self.base_bits} is for the backend peft; leave backend or base_bits out")
         if self.gradient_accumulation_steps != 1 and self.batch_size is None:
             raise ConfigError(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps!r} counts batches and there is no "

@@ -154,6 +154,17 @@ BASES: dict[str, Base] = {
 }  # fmt: skip
 
 
+def config_of(name: str, **special: int | None) -> Any:
+    """Return the shrunk configuration; `special` are ids of special tokens."""
+    import transformers
+
+    base = BASES[name]
+    text = {**_SIZES, **special, **base.text}
+    kind = "deepseek_v3" if base.model_type == "kimi_k2" else base.model_type
+    fields = text if base.vision is None else {"text_config": text, "vision_config": base.vision, **special, **base.own}
+    return transformers.AutoConfig.for_model(kind, dtype="float32", **fields)
+
+
 def make_base(name: str, directory: Path) -> Path:
     """Write the checkpoint with a tokenizer, as its makers would have; return its directory."""
     import torch
@@ -161,19 +172,16 @@ def make_base(name: str, directory: Path) -> Path:
 
     base = BASES[name]
     tokenizer = make_tokenizer(_SIZES["vocab_size"])
-    special = {
-        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
-    }  # fmt: skip
-    text = {**_SIZES, **special, **base.text}
-    kind = "deepseek_v3" if base.model_type == "kimi_k2" else base.model_type
-    fields = text if base.vision is None else {"text_config": text, "vision_config": base.vision, **special, **base.own}
-    config = transformers.AutoConfig.for_model(kind, dtype="float32", **fields)
+    config = config_of(
+        name, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None
+    )
     auto = transformers.AutoModelForCausalLM if base.vision is None else transformers.AutoModelForImageTextToText
     torch.manual_seed(0)
     model = auto.from_config(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    if kind != base.model_type:
+    if config.model_type != base.model_type:
         path = directory / "config.json"
-        path.write_text(path.read_text().replace(f'"model_type": "{kind}"', f'"model_type": "{base.model_type}"'))
+        content = path.read_text()
+        path.write_text(content.replace(f'"model_type": "{config.model_type}"', f'"model_type": "{base.model_type}"'))
     return directory

@@ -21,6 +21,7 @@ from art_patch import insights, pipeline, promotion, store, types
 from art_patch._lib.atomic_files import replacing
 from art_patch.cli import output
 from art_patch.cli.followers import DryRun, Wait, followed
+from art_patch.cli.forecast_view import show_forecast
 from art_patch.cli.options import FROM_ENV_FILE, ActingProject, Project, extra
 from art_patch.cli.typed_options import Option, command, given_on_the_command_line, setting, variables_of
 from art_patch.errors import ArtPatchError, ConfigError
@@ -342,13 +343,19 @@ def doctor(
     project: Project,
     mode: Annotated[str | None, setting("mode")] = None,
     base_url: Annotated[str | None, setting("base_url")] = None,
+    base: Annotated[str | None, Option("Forecast what of this base model fits on one GPU: a directory or id.")] = None,
+    gpu_memory: Annotated[float | None, Option("With --base: memory of the GPU in GiB.", least=1.0)] = None,
 ) -> None:
     """Check SDK, settings, store, engine, adapter, vLLM and judge, and print a cure for each problem.
 
-    Run it in the app's Python environment and with the app's environment variables.
+    Run it in the app's Python environment and with the app's environment variables. With --base and --gpu-memory
+    nothing is checked: the memory that serving and training need is forecast from the base's configuration alone.
 
-    Exit codes: 0 no finding is red; 1 a finding is red.
+    Exit codes: 0 no finding is red; 1 a finding is red, or the base can be neither served nor trained on this GPU; 2
+    one of --base and --gpu-memory is missing; 9 there is no such base.
     """
+    if base is not None or gpu_memory is not None:
+        return show_forecast(project, base, gpu_memory)
     names = ("project", "home", "store", "mode", "base_url")
     # A value that came from a variable is left to `read_settings`, so that findings can name the variable.
     given = {name: context.params[name] for name in names if given_on_the_command_line(context, name)}

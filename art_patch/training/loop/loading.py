@@ -31,6 +31,7 @@ from art_patch.training.config import TrainConfig
 from art_patch.training.families import target_names
 from art_patch.training.loop.job import TrainJob
 from art_patch.training.loop.unsloth import unsloth_python
+from art_patch.training.packed import PackedLinear, pack_layers, weight_of
 
 _REFERENCE = "reference"
 _CURE = "serve another base, whose checkpoint transformers loads as a causal language model, or as one that also sees"
@@ -86,7 +87,12 @@ def load_policy(base: str, adapter: Path | None, config: TrainConfig, *, device:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     device = device or default_device()
     torch.manual_seed(config.seed)  # of a new LoRA's weights
-    model: Any = policies.load_model(base, dtype=_weights_dtype(config, device))
+    dtype = _weights_dtype(config, device)
+    packs = config.base_bits < 16
+    # A checkpoint that keeps its own precision is only mapped: nothing of it is in memory until it is packed.
+    model: Any = policies.load_model(base, dtype="auto" if packs else dtype)
+    if packs:
+        pack_layers(model, target_names(model), config.base_bits, dtype, device)
     if adapter is None:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout,
@@ -229,11 +235,12 @@ def fuse(model: nn.Module) -> int:
     Returns the number of layers that were replaced. peft computes a linear layer with a LoRA as four modules and a sum.
     Here the sums are part of the matrix products, and no gradient is computed for the base's frozen weight. The product
     of A and B is not merged into the base weight, because in bf16 a small update would be lost by rounding. peft still
-    computes a layer with DoRA, several adapters at once, a quantised base weight, or dropout that is on at the call.
+    computes a layer with DoRA, several adapters at once, or dropout that is on at the call.
     """
     from peft.tuners.lora import Linear
 
-    layers = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear]
+    plain = (nn.Linear, PackedLinear)
+    layers = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) in plain]
     for layer in layers:
         # On the instance: peft's class stays as it is for every other model of the process.
         layer.forward = _forward_of(layer, layer.forward)
@@ -245,9 +252,8 @@ def _forward_of(layer: Any, plain: Any) -> Any:
         name = _the_adapter(layer)  # asked at every call: adapters are switched off and on, and so is dropout
         if name is None or args or kwargs:
             return plain(x, *args, **kwargs)
-        base = layer.base_layer
         return _LoraLinear.apply(  # type: ignore[no-any-return]
-            x, base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
+            x, layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
         )
 
     return forward
@@ -268,26 +274,28 @@ class _LoraLinear(torch.autograd.Function):
     """Computes `x W' + bias + scale (x A') B'`; a prime means transposed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+    def forward(ctx: Any, x: Tensor, base: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        flat, weight = x.reshape(-1, x.shape[-1]), weight_of(base)
         # A and B are fp32, and the base may be bf16: they are rounded here to the precision of the products alone.
         down = flat @ a.to(x.dtype).T
-        out = flat @ weight.T if bias is None else torch.addmm(bias, flat, weight.T)
+        out = flat @ weight.T if base.bias is None else torch.addmm(base.bias, flat, weight.T)
         out.addmm_(down, b.to(x.dtype).T, alpha=scale)
-        ctx.save_for_backward(flat, down, weight, a, b)
-        ctx.scale, ctx.shape = scale, x.shape
+        ctx.save_for_backward(flat, down, a, b)
+        ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        flat, down, weight, a, b = ctx.saved_tensors
+        flat, down, a, b = ctx.saved_tensors
         grad = grads[0].reshape(-1, grads[0].shape[-1])
         # The narrow matrix first: the other way round the same product takes five times as long.
         of_b = (down.T @ grad).T.mul(ctx.scale).to(b.dtype)
         up = (grad @ b.to(grad.dtype)).mul_(ctx.scale)
         of_a = (up.T @ flat).to(a.dtype)
-        of_x = (grad @ weight).addmm_(up, a.to(grad.dtype)).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        return of_x, None, None, of_a, of_b, None
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = (grad @ weight_of(ctx.base)).addmm_(up, a.to(grad.dtype)).view(ctx.shape)
+        return of_x, None, of_a, of_b, None
 
 
 def dropout_off(model: Any) -> None:

@@ -135,6 +135,12 @@ def why_unfit(train_state: TrainState, config: TrainConfig) -> str | None:
     gap, most = train_state.mean_gap_nats, config.max_gap_nats
     if most is None or gap is None or gap <= most:
         return None
+    if config.base_bits == 4:
+        return (
+            f"of the tokens that the policy itself sampled, the server's log-probabilities and those of the trainer, "
+            f"whose base has 4 bits, differ by {gap:.3g} nats on average, above max_gap_nats={most:g}; take "
+            "base_bits=8, or raise max_gap_nats if the gate shall decide on what such an update learns"
+        )
     return (
         f"of the tokens that the policy itself sampled, the server's log-probabilities and the trainer's differ by "
         f"{gap:.3g} nats on average, above max_gap_nats={most:g}, so they do not compute the same model: the server "

@@ -34,6 +34,7 @@ from art_patch.training.loop.loading import backend_of, default_device, dropout_
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics, near_job, without_far_rows
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
 from art_patch.training.loop.unsloth import unsloth_python
+from art_patch.training.packed import exact
 from art_patch.training.scoring import Scorer
 
 _JOB = "job"  # entry of the manifest: the fingerprint of the job that made the policy
@@ -176,7 +177,8 @@ def publish(job: TrainJob, model: Any, scorer: Scorer) -> None:
 
     Raises `AdapterRejected` if the target exists, and `TrainingError` if a log-probability of the probe is not finite.
     """
-    probe = probe_of(model, scorer, job.rows)
+    with exact(model):  # the server has the whole base
+        probe = probe_of(model, scorer, job.rows)
     with unpublished(job.target) as directory:
         model.save_pretrained(directory, safe_serialization=True)
         # PEFT's model card is a form that nobody has filled in. What there is to say is in the manifest.
