@@ -18,7 +18,7 @@ from art_patch.feedback.links import secret_of
 from art_patch.pipeline import project_lock
 from art_patch.pipeline.cycle_run import write_report
 from art_patch.rewards import Judge
-from art_patch.rollouts import records
+from art_patch.rollouts import model_runtime
 from art_patch.settings import Settings
 from tests.support.cycles import TRAINING, Place
 
@@ -52,7 +52,7 @@ def test_others_can_read_no_file_and_enter_no_directory_that_a_project_made(
     assert secret_of(settings)
     with project_lock(project), open_log(project / "retrain.log") as log:
         log.write(b"a line\n")
-    records.note(project, step=1, split="train", metrics={"reward": 1.0}, at=0.0)
+    model_runtime.note(project, step=1, split="train", metrics={"reward": 1.0}, at=0.0)
     out = umask_0 / "out"
     out.mkdir(mode=0o755)
     given.add(out)

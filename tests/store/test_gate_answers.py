@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from art_patch.store import GateTurn, Store, open_store
-from art_patch.store.erasure import deletion
+from art_patch.store.erasure import collect
 from tests.support.postgres import Execute
 from tests.support.store_samples import call, info, policy
 
@@ -96,7 +96,7 @@ def test_a_gate_that_ends_after_an_erasure_keeps_nothing_of_it(full: Store, url:
 
 
 def test_many_of_one_run_go_in_steps(full: Store, execute: Execute, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(deletion, "BUDGET_S", 0.0)
+    monkeypatch.setattr(collect, "BUDGET_S", 0.0)
     full.gate_answers.keep("agent@1", "agent@0", [turn("u1", "a")] * 1_200)
     steps: list[int] = []
     erasure = full.rights.erase(trajectory="u1", progress=lambda done, _: steps.append(len(full.verify())))

@@ -110,7 +110,8 @@ def make_model(model_type: str, **changes: Any) -> Any:
 def logits_of(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
     """Logits (B, T, V) by transformers alone, which cannot run all of Llama 4 (5.24) without a picture."""
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return (whole.language_model if whole.config.model_type == "llama4" else model)(input_ids=ids_BT).logits
+    kind = getattr(getattr(whole, "config", None), "model_type", None)
+    return (whole.language_model if kind == "llama4" else model)(input_ids=ids_BT).logits
 
 
 def with_lora(model: Any) -> Any:
