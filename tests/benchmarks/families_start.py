@@ -145,8 +145,9 @@ def trls(kind: str, file: Path, base: Path, adapter: Path) -> dict[str, Tensor]:
     from trl.trainer.sft_trainer import SFTTrainer
 
     rows = load_dataset("json", data_files=str(file), split="train", cache_dir=str(file.parent / "cache"))
-    own = {"beta": BETA} if kind == "dpo" else {"assistant_only_loss": "messages" in rows.column_names}
-    config, make = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}[kind]
+    own: dict[str, Any] = {"beta": BETA} if kind == "dpo" else {"assistant_only_loss": "messages" in rows.column_names}
+    kinds: dict[str, tuple[Any, Any]] = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}
+    config, make = kinds[kind]
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     arguments = config(
         output_dir=str(file.parent / "trl"), report_to=[], bf16=False, use_cpu=True, gradient_checkpointing=False,
