@@ -142,11 +142,8 @@ DEFECTS: dict[int, Parts] = {
     },
     14: {"an export told its end hundreds of times": ("cli/test_output.py::test_the_end_of_a_stage_is_one_line",)},
     15: {
-        "the scheduled job does not take all options of the training": Decided(
-            "It has those that suit a job which goes on with one LoRA for months; a script may set all.",
-            "how-to/training-options",
-            "`retrain` has those that suit a scheduled job, and leaves the others, such as `epochs`, `lora_rank` and "
-            "`max_grad_norm`, at their defaults.",
+        "the scheduled job does not take all options of the training": (
+            "cli/test_training_options.py::test_every_setting_is_an_option_with_its_default",
         ),
         "the documentation promised options that are not there": (
             "test_docs.py::test_bash_blocks_are_understood",
