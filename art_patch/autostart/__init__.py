@@ -30,6 +30,7 @@ def environment(settings: Mapping[str, str], base: Mapping[str, str]) -> dict[st
     others = [part for part in before.split(os.pathsep) if part != str(SHIM)] if before else []
     return {**base, **given, "PYTHONPATH": os.pathsep.join([str(SHIM), *others])}
 
+
 # Module -> the class of its requests, and the method that fills one in.
 PLACES = {
     "httpx": ("Request", "__init__"),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from art_patch import grouping, training
+from art_patch import grouping, policies, training
 from art_patch.errors import ConfigError
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Run
 from art_patch.rewards import rewards_G
@@ -193,9 +193,9 @@ class BaseText:
 
 def base_text(base: str, runs: Sequence[Trajectory]) -> BaseText:
     """Return the base's tokenizer and chat template, or why they are missing: groups are trained by token ids alone."""
-    from transformers import AutoConfig, AutoTokenizer  # seconds of import; the update needs transformers anyhow
+    from transformers import AutoTokenizer  # seconds of import; the update needs transformers anyhow
 
-    family = training.family_of(AutoConfig.from_pretrained(base).model_type)
+    family = training.family_of(policies.read_config(base).model_type)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(base)
     except Exception as error:  # OSError, ValueError, ImportError, and the package tokenizers raises bare `Exception`

@@ -26,11 +26,10 @@ from art_patch.policies.base_models import BaseModel, load_model
 from art_patch.policies.copies import is_repository
 from art_patch.policies.evidence import ANY_RANK, MOST_BYTES, SETTINGS, Evidence, Received
 from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
-from art_patch.policies.validation import Probe, check_content, lora_key
+from art_patch.policies.validation import LORA_KEY, Probe, check_content, lora_key
 
 _LAYERS = ("layers_to_transform", "layers_pattern", "exclude_modules")  # the weights say which layers there are
 _PATTERNS = ("rank_pattern", "alpha_pattern")
-_KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_[AB]\.weight")
 _PROBE_TOKENS = 48
 _QUESTION = ({"role": "user", "content": "What is 2 + 2? Say it in one word, and why that is so."},)
 
@@ -91,7 +90,7 @@ def _uniform(name: str, config: Mapping[str, Any], weights: bytes) -> tuple[dict
         tensors = load(weights)
     except SafetensorError as error:
         raise AdapterRejected(f"{name}: {WEIGHTS} is not a whole safetensors file ({error}).") from error
-    layers = {match["layer"] for key in tensors if (match := _KEY.fullmatch(key))}
+    layers = {match["module"] for key in tensors if (match := LORA_KEY.fullmatch(key))}
     plain = {key: value for key, value in config.items() if key not in (*_LAYERS, *_PATTERNS)}
     plain["target_modules"] = sorted(layers)
     ranks = {layer: tensors[lora_key(layer, "A")].shape[0] for layer in layers if lora_key(layer, "A") in tensors}

@@ -30,7 +30,7 @@ from art_patch.policies import files
 from art_patch.policies.base_models import BaseModel
 from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS, some
 
-_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+LORA_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Integer view and exponent mask of each dtype: all exponent bits set means inf or NaN. numpy has no bfloat16.
 _EXPONENT_BITS = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
@@ -218,7 +218,7 @@ def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
 
 def _check_tensor(name: str, key: str, tensor: Mapping[str, Any], rank: int, base: BaseModel) -> tuple[str, str, float]:
     """Returns the module, the side (A or B) and the largest absolute value in the tensor."""
-    match = _KEY.fullmatch(key)
+    match = LORA_KEY.fullmatch(key)
     if match is None:
         raise AdapterRejected(
             f"{name}: tensor {key} is no LoRA weight of this base. Keys read base_model.model.MODULE.lora_A.weight."

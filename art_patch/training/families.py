@@ -126,15 +126,15 @@ def target_names(model: Any) -> list[str]:
 
 def decoder_of(model: Any) -> Any:
     """Returns the part of a model that turns token ids into hidden states, without the language head."""
-    decoder = model.get_decoder()
+    outer, decoder = model, model.get_decoder()
     # transformers 5.24 names the whole language model of Llama 4, head included, and of its text model itself.
-    while decoder is model or getattr(decoder, "lm_head", None) is not None:
+    while decoder is outer or getattr(decoder, "lm_head", None) is not None:
         inner = getattr(decoder, "model", None)
         if inner is None:
             raise TrainingError(
                 f"{type(model).__name__} has no decoder that transformers can tell: it cannot be trained"
             )
-        model, decoder = None, inner
+        outer, decoder = None, inner
     return decoder
 
 

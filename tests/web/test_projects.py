@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,18 @@ def _one(tmp_path: Path) -> Iterator[Project]:
 def change(store: Store) -> None:
     store.write([AppReport("app:1", time.time(), {})])
     time.sleep(0.3)  # for longer than marks are kept
+
+
+def slow_sum(takes_s: float = 0.06) -> tuple[list[int], Callable[[], int]]:
+    """Return how often the sum was made, and the function that makes it."""
+    number = [0]
+
+    def make() -> int:
+        time.sleep(takes_s)
+        number[0] += 1
+        return number[0]
+
+    return number, make
 
 
 def test_a_quick_sum_is_made_for_each_page(one: Project):
@@ -68,13 +80,9 @@ def test_a_slow_sum_is_shown_as_it_was_and_renewed_meanwhile(one: Project):
 
 def test_a_sum_that_was_made_before_a_change_is_made_again_though_it_is_fresh(one: Project):
     """Else an open page, which asks once after each change, would show the old one until the next."""
-    number, told = [0], threading.Event()
+    number, make = slow_sum()
+    told = threading.Event()
     one.on_renewed = told.set
-
-    def make() -> int:
-        time.sleep(0.06)
-        number[0] += 1
-        return number[0]
 
     assert [one.kept("calls", 9.0, make) for _ in range(3)] == [1] * 3
     change(one.store)
@@ -85,13 +93,9 @@ def test_a_sum_that_was_made_before_a_change_is_made_again_though_it_is_fresh(on
 
 
 def test_a_slow_sum_over_a_store_in_which_nothing_changes_is_not_made_again(one: Project, monkeypatch: Any):
-    number, told = [0], threading.Event()
+    number, make = slow_sum()
+    told = threading.Event()
     one.on_renewed = told.set
-
-    def make() -> int:
-        time.sleep(0.06)
-        number[0] += 1
-        return number[0]
 
     assert one.kept("calls", 0.0, make) == 1
     for _ in range(3):
@@ -106,12 +110,8 @@ def test_a_slow_sum_over_a_store_in_which_nothing_changes_is_not_made_again(one:
 
 
 def test_those_who_ask_at_once_wait_for_one_sum(one: Project):
-    number, found = [0], list[int]()
-
-    def make() -> int:
-        time.sleep(0.2)
-        number[0] += 1
-        return number[0]
+    number, make = slow_sum(0.2)
+    found = list[int]()
 
     threads = [threading.Thread(target=lambda: found.append(one.kept("calls", 60, make))) for _ in range(8)]
     for thread in threads:

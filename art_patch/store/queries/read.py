@@ -16,6 +16,13 @@ from art_patch.store.schema import tables
 from art_patch.trajectories import followed
 
 _C, _G, _T = tables.calls.c, tables.groups.c, tables.trajectories.c
+# Of calls, by the names under which people see the counts.
+CALL_COUNTS: dict[str, Any] = {
+    "calls": func.count(),
+    "calls_by_policy": func.count(_C.policy),  # skips NULL, which is upstream
+    "calls_fell_back": func.count(_C.fallback),
+    "calls_not_ok": func.count().filter(_C.status != "ok"),
+}
 
 APPS_LIVE_S = 180.0
 """A process that runs reports each minute; one that was not heard of for so long has ended."""
@@ -205,12 +212,8 @@ class Reader(Part):
     def counts_and_deleted(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Return `counts`, and by how much deletions have lowered them; the judge's names there begin with `judge_`."""
         count, own = func.count(), _C.shadow_of.is_(None)
-        calls = {
-            "calls": count,
-            "calls_by_policy": func.count(_C.policy),  # skips NULL, which is upstream
-            "calls_fell_back": func.count(_C.fallback),
+        calls = CALL_COUNTS | {
             "calls_engine_full": count.filter(_C.fallback.like(f"%{types.ENGINE_FULL}")),
-            "calls_not_ok": count.filter(_C.status != "ok"),
             "calls_trainable": count.filter(_C.untrainable.is_(None)),
             "last_call_at": func.max(_C.started_at),
         }

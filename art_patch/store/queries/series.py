@@ -15,6 +15,7 @@ from art_patch.store.backends.database import Part
 from art_patch.store.queries.browse import reward_of
 from art_patch.store.queries.costs import judge_cost, updates_in
 from art_patch.store.queries.loading import rows_in
+from art_patch.store.queries.read import CALL_COUNTS
 from art_patch.store.queries.usage import Recent, Reports
 from art_patch.store.schema import tables
 from art_patch.types import COPIES
@@ -111,8 +112,9 @@ class Series(Part):
 
     def totals(self, *, since: float = 0.0, until: float = math.inf) -> Totals:
         """Return how many calls and runs began then, and how many scenarios were seen for the first time."""
-        counts = (func.count(), func.count(_C.policy), func.count(_C.fallback), func.count().filter(_C.status != "ok"))
-        calls = select(*counts).where(_C.shadow_of.is_(None), _C.started_at >= since, _C.started_at < until)
+        calls = select(*CALL_COUNTS.values()).where(
+            _C.shadow_of.is_(None), _C.started_at >= since, _C.started_at < until
+        )
         runs = select(func.count()).where(_T.origin.not_in(COPIES), _T.started_at >= since, _T.started_at < until)
         if since:  # the last call, if there was one, came later, and has an index
             runs = runs.where(or_(_T.last_call_at >= since, _T.last_call_at.is_(None)))
