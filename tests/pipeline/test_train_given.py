@@ -13,11 +13,14 @@ from art_patch._lib.ids import new_id
 from art_patch.demo.judge import STAND_IN_MODEL, serve_stand_in_judge
 from art_patch.errors import ConfigError
 from art_patch.grouping import ResampleConfig, is_held_out, scenario_of
+from art_patch.pipeline.train_given import base_text
 from art_patch.rewards import Judge
 from art_patch.serving import EmbeddedEngine
+from art_patch.training import family_of
 from art_patch.types import Call, Choice, Correction, Score, Trajectory, TrajectoryInfo
 from tests.support.cycles import CONFIG, TRAINING, Place, die_after, eager, rewarded_traffic
 from tests.support.engines import serve
+from tests.support.real_bases import make_base
 
 GIVEN = replace(
     TRAINING, train=replace(TRAINING.train, imitate_from=5.0, imitate_models=("*",), prefer_from=5.0, max_kl_nats=None)
@@ -183,3 +186,10 @@ def test_a_base_that_cannot_be_given_anything_is_refused_before_the_judge_is_pai
         assert place.store.read.ungrouped(settled_before=100.0)  # all waits for the next cycle
         assert place.cycle(judge, eager()).outcome == "promoted"
         place.store.close()
+
+
+def test_the_text_of_a_base_that_its_makers_call_otherwise_is_read(tmp_path: Path):
+    """transformers knows no `kimi_k2`, which is DeepSeek V3."""
+    text = base_text(str(make_base("Kimi K2", tmp_path / "base")), [])
+    assert text.why_not is None, text.why_not
+    assert text.renderer().family == family_of("deepseek_v3")
