@@ -14,6 +14,7 @@ import pytest
 
 from art_patch.store import open_store
 from tests.support.apps import FULL
+from tests.support.demo_models import demo_models
 from tests.support.environments import ENVIRONMENT, ROOT, create_venv, say, site_of
 
 
@@ -62,12 +63,12 @@ def test_the_sdist_holds_what_builds_explains_and_tests_it(built: Path):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the demo that runs first keeps its model for the next one."""
-    return tmp_path_factory.mktemp("models")
+    """Where the demo keeps its model; with ART_PATCH_FULL=1 the first to run makes it, a minute and a half."""
+    return tmp_path_factory.mktemp("models") if FULL else demo_models(tmp_path_factory)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first makes the model, a minute and a half on two idle cores
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from art_patch.demo.processes import Program, agent_source, unpatched
-from art_patch.demo.shop_model import build_model
 from art_patch.store import open_store
+from tests.support.demo_models import demo_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the demo's model in it, so that each run starts at once."""
     directory = tmp_path_factory.mktemp("home")
-    build_model(directory / "models" / "shop-1", seed=1)
+    (directory / "models").symlink_to(demo_models(tmp_path_factory))
     return directory
 
 
