@@ -65,9 +65,9 @@ def auto_class(config: Any) -> Any:
 
 def read_config(base: str | os.PathLike[str]) -> Any:
     """Returns the config of a base model as transformers reads it."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig, PretrainedConfig
 
-    fields, _ = PreTrainedConfig.get_config_dict(base)
+    fields, _ = PretrainedConfig.get_config_dict(base)
     if (known := _CALLED_OTHERWISE.get(str(fields.get("model_type")))) is None:
         return AutoConfig.from_pretrained(base)
     return AutoConfig.for_model(known, **{name: value for name, value in fields.items() if name not in _OF_CODE})
