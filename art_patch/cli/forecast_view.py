@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from art_patch import doctor
+from art_patch import doctor, pipeline
 from art_patch.cli import output
 from art_patch.cli.options import Project
 from art_patch.errors import ConfigError
@@ -20,6 +20,7 @@ def show_forecast(project: Project, base: str | None, gpu_gib: float | None) -> 
     if base is None or gpu_gib is None:
         raise ConfigError("a forecast needs both: a base and a GPU, such as --base Qwen/Qwen3-8B --gpu-memory 24")
     shape = doctor.read_shape(base)
+    pipeline.require_known(base, shape.model_type)  # where transformers is installed
     found = doctor.forecast(shape, gpu_gib)
     fits = {name: asdict(fit) for name in _ROWS if (fit := getattr(found, name))}
     facts: dict[str, Any] = {

@@ -7,6 +7,7 @@ the model without weights.
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def check_base(base: str, *, has_template: bool = False, closely: bool = True) -
     if directory is None:
         return  # whoever loads the model says why it cannot be found
     config = _object(directory / "config.json")
+    require_known(base, str(config.get("model_type")))
     # Of a hub's model some weights may be missing, from a download that was interrupted and goes on later.
     has_weights = Path(base).expanduser().is_dir() and any(directory.glob("*.safetensors"))
     if (why := _why_useless(directory, config, has_template, has_weights)) is not None:
@@ -40,6 +42,21 @@ def check_base(base: str, *, has_template: bool = False, closely: bool = True) -
     installed = find_spec("torch") is not None and find_spec("transformers") is not None
     if closely and installed and has_weights and any(config.get(name) for name in _OTHER_SENSES):
         training.require_servable(str(directory))
+
+
+def require_known(base: str, model_type: str) -> None:
+    """Raise `ConfigError` if the installed transformers is older than this type of model, with the release to take."""
+    if find_spec("transformers") is None:
+        return  # an app's environment: whoever serves and trains has it
+    have, since = version("transformers"), training.family_of(model_type).since
+    if tuple(map(int, have.split(".")[:2])) < since:
+        wanted = ".".join(map(str, since))
+        why = f"does not compute {model_type}, which {wanted} does; run: pip install 'transformers>={wanted}'"
+    elif (unknown := policies.why_unknown(model_type)) is not None:
+        why = f"says: {unknown}; upgrade transformers, or serve another base"
+    else:
+        return
+    raise ConfigError(f"{base} cannot be used: the transformers that is installed ({have}) {why}")
 
 
 def _small_files(base: str) -> Path | None:

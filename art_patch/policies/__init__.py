@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from art_patch.policies.adoption import lora_directory, read_lora
     from art_patch.policies.base_models import (
         BaseModel, auto_class, base_fingerprint, load_model, read_base_model, read_config, resolve_model_dir,
+        why_unknown,
     )
     from art_patch.policies.copies import (
         Copied, Hub, Merged, check_repository, hub_id_of, write_adapter, write_card, write_merged,

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,13 +64,32 @@ def auto_class(config: Any) -> Any:
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
+def why_unknown(model_type: str) -> str | None:
+    """Returns in transformers' own words that the installed release does not know a `model_type`; `None` if it does."""
+    spec = find_spec("transformers")
+    # Most types have a folder. For the others transformers is imported, which takes seconds.
+    if spec is None or spec.origin is None or not model_type.isidentifier() or model_type in _CALLED_OTHERWISE:
+        return None
+    if (Path(spec.origin).parent / "models" / model_type).is_dir():
+        return None
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if model_type in CONFIG_MAPPING:
+        return None
+    try:
+        AutoConfig.for_model(model_type)
+    except ValueError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
 def read_config(base: str | os.PathLike[str]) -> Any:
     """Returns the config of a base model as transformers reads it."""
     from transformers import AutoConfig, PretrainedConfig
 
     fields, _ = PretrainedConfig.get_config_dict(base)
     if (known := _CALLED_OTHERWISE.get(str(fields.get("model_type")))) is None:
-        return AutoConfig.from_pretrained(base)
+        return AutoConfig.from_pretrained(base, trust_remote_code=False)
     return AutoConfig.for_model(known, **{name: value for name, value in fields.items() if name not in _OF_CODE})
 
 

@@ -47,6 +47,7 @@ class Family:
     # Tags around thoughts; `None` if the chat templates use none. Templates with such tags remove the thoughts of
     # earlier answers, so the prompt of the next turn does not begin with the tokens of this turn.
     thinking: Thinking | None = None
+    since: tuple[int, int] = (0, 0)  # the first release of transformers that computes it
 
 
 # Two parts in each name: a checkpoint keeps routed experts apart as `experts.0.gate_proj`, and the check of an adapter
@@ -76,16 +77,16 @@ FAMILIES: tuple[Family, ...] = (
     Family("Qwen 3", ("qwen3", "qwen3_vl"), _DENSE, ("<|im_end|>",), THINK),
     Family("Qwen 3 MoE", ("qwen3_moe", "qwen3_vl_moe"), _ATTENTION, ("<|im_end|>",), THINK),
     # Three of four layers have linear attention, whose projections get a LoRA, too.
-    Family("Qwen 3.5", ("qwen3_5", "qwen3_5_text"), (*_DENSE, *_LINEAR_ATTENTION), ("<|im_end|>",), THINK),
+    Family("Qwen 3.5", ("qwen3_5", "qwen3_5_text"), (*_DENSE, *_LINEAR_ATTENTION), ("<|im_end|>",), THINK, (5, 2)),
     Family("Qwen 3 Next", ("qwen3_next",), (*_ATTENTION, *_LINEAR_ATTENTION), ("<|im_end|>",), THINK),
     # Of these, what DeepSeek R1 was distilled into has thoughts.
     Family("Llama 3 and Mistral", ("llama", "mistral", "mistral3"), _DENSE, ("<|eot_id|>", "<|eom_id|>"), THINK),
-    Family("Llama 4", ("llama4", "llama4_text"), _ATTENTION, ("<|eot|>", "<|eom|>")),
+    Family("Llama 4", ("llama4", "llama4_text"), _ATTENTION, ("<|eot|>", "<|eom|>"), since=(5, 2)),
     # Kimi's models are of the make `deepseek_v3`, and the end of turn is theirs.
     Family("DeepSeek V2 and V3", ("deepseek_v2", "deepseek_v3"), _LATENT_ATTENTION, ("<|im_end|>",), THINK),
     Family("Gemma 2", ("gemma2",), _DENSE, ("<end_of_turn>",)),
     Family("Gemma 3", ("gemma3_text", "gemma3"), _DENSE, ("<end_of_turn>",)),
-    Family("Gemma 4", ("gemma4_text", "gemma4"), _DENSE, ("<turn|>",)),
+    Family("Gemma 4", ("gemma4_text", "gemma4"), _DENSE, ("<turn|>",), since=(5, 5)),
     # An answer ends with `<|return|>`, or with a call of a tool.
     Family("gpt-oss", ("gpt_oss",), _ATTENTION, ("<|return|>", "<|call|>")),
 )

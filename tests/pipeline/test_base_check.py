@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from art_patch.cli.app import app
 from art_patch.doctor import engine
 from art_patch.errors import ConfigError, ModelNotFound
 from art_patch.pipeline import check_base
+from art_patch.policies import read_config
 from art_patch.rewards import Judge
 from tests.support.cycles import Place
 from tests.support.families import REFUSED
@@ -50,6 +53,10 @@ USELESS = {
     "no causal": (edited(architectures=["BertForMaskedLM"]), "it is a BertForMaskedLM, which does not continue a text"),
     "no tokenizer": (without("tokenizer.json", "vocab*"), "it has no tokenizer"),
     "no template": (without("chat_template.jinja"), "it has no chat template"),
+    "unknown": (
+        edited(model_type="qwen9"),
+        r"transformers that is installed \(\S+\) says: Unrecog\w+ model \w+: qwen9; up",
+    ),
     "quantised": (quantised, "no plain linear layers"),
 }
 
@@ -66,9 +73,9 @@ def test_a_base_of_no_use_is_told_by_all_three(tmp_path: Path, copy: Path, place
     with pytest.raises(ConfigError, match=words):
         check_base(str(copy))
     found = engine.base(str(copy), check_base)
-    assert found is not None and (found.level, words in found.text) == ("bad", True)
+    assert found is not None and (found.level, bool(re.search(words, found.text))) == ("bad", True)
     said = CliRunner().invoke(app, ["serve", "--base", str(copy), "--home", str(tmp_path / "home"), "--port", "0"])
-    assert isinstance(said.exception, ConfigError) and words in str(said.exception)
+    assert isinstance(said.exception, ConfigError) and re.search(words, str(said.exception))
     if kind != "no template":  # an engine may have one from elsewhere, and serves already
         with place.store._database.write() as connection:
             connection.exec_driver_sql(f"UPDATE policies SET base = '{copy}'")
@@ -120,3 +127,13 @@ def test_what_is_fine_or_not_here_is_left_to_others(copy: Path, tmp_path: Path):
         (copy / "config.json").write_text(broken)
         with pytest.raises(ModelNotFound, match=r"config\.json is missing or broken"):
             check_base(str(copy))
+
+
+def test_code_of_a_checkpoint_is_never_run_though_somebody_says_yes(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a terminal, where transformers would ask whether to run it."""
+    (copy / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w').close()\nclass Config: ...\n")
+    edited(model_type="qwen9", auto_map={"AutoConfig": "evil.Config"})(copy)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(ValueError, match="custom code"):
+        read_config(copy)
+    assert not (copy / "ran").exists()

@@ -14,7 +14,16 @@ from art_patch.policies import BaseModel, load_model, publish_adapter, read_base
 from art_patch.training import family_of
 from art_patch.training.families import DEFAULT, FAMILIES, linear_names, target_names
 from tests.benchmarks.families import families
-from tests.support.families import CONFIGS, EXPERTS, SEEING, logits_of, make_model, make_model_that_sees, with_lora
+from tests.support.families import (
+    CONFIGS,
+    EXPERTS,
+    SEEING,
+    is_computed,
+    logits_of,
+    make_model,
+    make_model_that_sees,
+    with_lora,
+)  # fmt: skip
 from tests.support.real_bases import BASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +175,9 @@ def test_the_documentation_names_each_family_and_its_types():
 @pytest.mark.slow
 def test_bases_that_people_serve_are_trained_exactly(tmp_path: Path):
     """The figure `families` of the benchmark: real configurations, made small."""
-    metrics, trained = families(tmp_path, tuple(BASES))
-    assert (metrics["refused"], trained) == ({}, list(BASES))
+    bases = [
+        name for name, base in BASES.items() if is_computed(base.model_type)
+    ]  # the others are told, see test_oldest
+    metrics, trained = families(tmp_path, bases)
+    assert (metrics["refused"], trained) == ({}, bases)
     assert metrics["gradient_difference"] <= 1e-5
