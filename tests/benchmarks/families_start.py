@@ -5,7 +5,8 @@
     python tests/benchmarks/families_start.py [--json]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
-targets that were not met. A tiny random base, in fp32 on the CPU; half a minute.
+targets that were not met. A tiny random base, in fp32 on the CPU; half a minute, and one more on the real vLLM where
+`art-patch init vllm` made its environment.
 
 - `sft_difference`, `sft_turns_difference`, `dpo_difference`: the same file (prompt and completion; messages of several
   turns; preferences) is given to `art-patch train` and to TRL's trainer, which start from the same LoRA and make the
@@ -13,6 +14,8 @@ targets that were not met. A tiny random base, in fp32 on the CPU; half a minute
 - `adopted_difference_nats`: LoRAs that PEFT wrote, with other ranks, layers and scales than ours, are adopted. Largest
   difference of a log-probability between PEFT with the LoRA as it was, and PEFT with the policy.
 - `forked_difference_nats`: the same of a policy and of its fork in another project.
+- `served_difference_nats`: the real vLLM serves a fork, each adopted LoRA and what `art-patch train` made of a file,
+  `served_policies` policies in all. Largest difference of a log-probability from the trainer's, on sampled answers.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +39,17 @@ sys.path.insert(0, str(ROOT))
 
 from art_patch.pipeline.manual_moves import publish  # noqa: E402 - the line above makes tests importable
 from art_patch.policies import BaseModel, base_fingerprint, read_base_model, read_lora  # noqa: E402
+from art_patch.serving import EngineClient  # noqa: E402
+from art_patch.serving.vllm.environment import find_vllm  # noqa: E402
+from art_patch.settings import load_settings  # noqa: E402
 from art_patch.store import open_store  # noqa: E402
+from art_patch.training.loop.loading import load_policy  # noqa: E402
 from art_patch.types import Policy  # noqa: E402
 from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 from tests.support.command_line import art_patch  # noqa: E402
+from tests.support.engines import make_vllm, serve  # noqa: E402
 from tests.support.tiny import make_tiny_adapter, make_tiny_model  # noqa: E402
-from tests.support.train_jobs import weights_of  # noqa: E402
+from tests.support.train_jobs import SMALL, weights_of  # noqa: E402
 
 TARGETS = (
     Target("sft_difference", None, 1e-5, "of a weight, from TRL's SFTTrainer on prompts and completions"),
@@ -49,6 +57,7 @@ TARGETS = (
     Target("dpo_difference", None, 1e-5, "of a weight, from TRL's DPOTrainer"),
     Target("forked_difference_nats", None, 1e-6, "of a log-probability, from the policy that was forked"),
     Target("adopted_difference_nats", None, 1e-6, "of a log-probability, from PEFT with the LoRA that was adopted"),
+    Target("served_difference_nats", None, 1e-3, "of a log-probability, between the real vLLM and the trainer"),
 )
 
 # Without a newline behind an answer: TRL learns it, where a template writes one, and no policy ever samples it.
@@ -268,18 +277,81 @@ def forking() -> dict[str, float]:
         return {"forked_difference_nats": gap}
 
 
+# --- on the real vLLM ---
+
+
+def begun_with(home: Path) -> tuple[Path, dict[str, str]]:
+    """Make a project `other` that begins with a fork, adopted LoRAs and a file; return its base, and what each is."""
+    base = make_base(home / "base")
+    make_project(home, base)
+
+    def named(*arguments: str | Path) -> str:
+        done = art_patch(*arguments, "--json", home=home)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["policy"]
+
+    found = {named("policies", "fork", "agent@1", "--as", "agent", "--into", "other"): "fork"}
+    for number, (name, settings) in enumerate(LORAS.items()):
+        lora = make_lora(home / f"lora-{number}", base, settings)
+        found[named("policies", "import", lora, "--project", "other")] = name
+    file = written(home / "chats.jsonl", PROMPTS)
+    options = ("--epochs", str(STEPS), "--learning-rate", "1e-2", "--warmup-steps", "0")
+    found[named("train", file, *options, "--project", "other")] = "trained on a file"
+    return base, found
+
+
+@contextmanager
+def on_vllm(home: Path, base: Path, policies: Sequence[str]) -> Iterator[EngineClient]:
+    """The real vLLM with the policies of the project `other`."""
+    engine = make_vllm(base, home / "other" / "adapters", home / "vllm")
+    with closing(engine), serve(engine, policies=list(policies), ready_s=240) as running:
+        yield running.client
+
+
+def gap(client: EngineClient, base: Path, policy: str, adapter: Path) -> float:
+    """Return the largest difference of a log-probability between an engine and the trainer, on a sampled answer."""
+    answer = client.chat(
+        model=policy, messages=asked("plum"), max_tokens=32, temperature=1.0, seed=3, logprobs=True,
+        return_token_ids=True,
+    )  # fmt: skip
+    choice = answer["choices"][0]
+    theirs = torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
+    given, said = answer["prompt_token_ids"], choice["token_ids"]
+    with torch.inference_mode():
+        model = load_policy(str(base), adapter, SMALL)
+        logprob_TV = model(input_ids=torch.tensor([[*given, *said]])).logits[0, len(given) - 1 : -1].log_softmax(-1)
+    ours = logprob_TV.gather(1, torch.tensor(said).unsqueeze(1)).squeeze(1)
+    return float((ours - theirs).abs().max())
+
+
+def on_the_real_vllm() -> dict[str, Any]:
+    """Serve what projects begin with; return how far it is from the trainer."""
+    settings = load_settings()
+    if find_vllm(settings.vllm_python, settings.environments) is None:
+        say("no environment with vLLM: art-patch init vllm")
+        return {"served_policies": 0}
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(temporary)
+        base, policies = begun_with(home)
+        with on_vllm(home, base, list(policies)) as client:
+            gaps = {name: gap(client, base, name, home / "other" / "adapters" / name) for name in policies}
+    for name, what in policies.items():
+        say(f"{what}: {gaps[name]:.1e} nats from the trainer on vLLM")
+    return {"served_policies": len(gaps), "served_difference_nats": max(gaps.values())}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Any] = {}
     for name in FILES:
         with tempfile.TemporaryDirectory() as temporary:
             metrics |= (found := beside_trl(Path(temporary), name))
             say(f"{name}: {found}")
-    metrics |= adoption() | forking()
+    metrics |= adoption() | forking() | on_the_real_vllm()
     finish(metrics, TARGETS, as_json=given.json)
 
 
