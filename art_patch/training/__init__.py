@@ -11,7 +11,7 @@ The table lists the modules in the order in which an update uses them. A row is 
 | `loop/unsloth` | builds the environment of Unsloth, whose interpreter then runs these processes |
 | `loop/update` | runs the training loop: scores all data once under the policy at the start, and makes the steps |
 | `loop/loading`, `families`, `packed` | load the base model, in fewer bits if asked, and put the LoRA on it |
-| `data/packing`, `attention`, `scoring` | compute log-probabilities, once for each distinct token |
+| `data/packing`, `attention`, `flash`, `scoring` | compute log-probabilities, once for each distinct token |
 | `loop/gradients` | scores the data under the policy at the start |
 | `losses`, `loop/gradients` | compute the loss and its gradient from log-probabilities |
 | `loop/metrics` | leaves out rows far from that policy, measures each step and the update, and ends it early |

@@ -10,11 +10,12 @@ FlashAttention does within a row (https://arxiv.org/abs/2205.14135) and Ring Att
 (https://arxiv.org/abs/2310.01889). In the backward pass each tile uses the joined output and log-sum-exp. Therefore the
 sum of the tiles' gradients is the exact gradient. A shared token gets the sum over all tokens that attend to it.
 
-On a CPU, torch's flash kernel computes a tile. Other devices, a sliding window, and values of another width than keys
-need plain torch operations, in blocks of bounded size.
+On a CPU, torch's flash kernel computes a tile. A sliding window, and values of another width than keys, need plain
+torch operations, in blocks of bounded size.
 
-On a GPU a small tile is over before Python has started the next one. There trees of some thousands of tokens are
-computed by torch's own attention with a mask, several small ones at once, and the tiles of larger trees are larger.
+On a GPU a small tile is over before Python has started the next one. There `flash` computes many tiles at once, in
+float16 and bfloat16. Else trees of up to some thousands of tokens are computed by torch's own attention with a mask,
+several small ones at once, and larger trees by tiles of plain torch operations.
 
 Letters in names and shapes are the axes of a tensor: P packed tokens of the whole tree; L queries and M keys of one
 tile; H key heads, G query heads for each key head; D width of queries and keys, E width of values.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from art_patch.training import flash
 from art_patch.training.data.packing import Node
 
 NAME = "art_patch_tree"  # among the attention implementations of transformers
@@ -41,9 +43,7 @@ _BLOCK_SCORES = {"cpu": 1 << 22, "gpu": 1 << 26}
 # On a GPU: the largest tree for which a mask is made, 512 MiB in bf16, and up to how many tokens trees share a mask.
 _MASKED_TREE_TOKENS = 16_384
 _MASKED_TOKENS = 2048
-
-# Arguments with which some models ask for another attention than this one: capped scores, attention sinks.
-_UNSUPPORTED = ("softcap", "s_aux")
+_MOST_CALLS = 12  # of the flash kernel; a deeper tree is computed with a mask if it is small enough
 
 _aten: Any = torch.ops.aten
 
@@ -60,6 +60,13 @@ class Forest:
     depth_P: Tensor  # index of each packed token in its row, as a tensor on the model's device
     # Masks that were made for `by_masks`: all layers need the same, or two, if some have a window.
     masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
+    made_calls: dict[int | None, tuple[flash.Call, ...]] = field(default_factory=dict, compare=False)
+
+    def calls(self, window: int | None) -> tuple[flash.Call, ...]:
+        """Returns the calls of the flash kernel that compute all trees; none if it is not for them."""
+        if window not in self.made_calls:
+            self.made_calls[window] = flash.calls_of(self.nodes, window, self.depth_P.device)
+        return self.made_calls[window]
 
     def runs(self) -> Iterator[slice]:
         """Yields the packed tokens of each tree, and of several small ones together."""
@@ -115,27 +122,42 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 def tree_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, forest: Forest,
-    scaling: float | None = None, sliding_window: int | None = None, **more: Any,
+    scaling: float | None = None, sliding_window: int | None = None, s_aux: Tensor | None = None, **more: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Computes attention over trees, with the signature that transformers expects of an attention function.
 
     Shapes: query (1, H * G, P, D), key (1, H, P, D), value (1, H, P, E). Returns the output (1, P, H * G, E), and
     `None` in place of the attention weights. The `forest`, which the caller passes to the model's `forward`, takes the
     place of the mask. `scaling` is the factor of the scores, D ** -0.5 by default. `sliding_window` is the number of
-    tokens that a token attends to, including itself. Arguments that ask for capped scores or attention sinks raise
-    `Unsupported`.
+    tokens that a token attends to, including itself. `s_aux` has an attention sink for each query head: one more score,
+    without a value. Capped scores (`softcap`) raise `Unsupported`.
     """
-    if asked := [name for name in _UNSUPPORTED if more.get(name) is not None]:
-        raise Unsupported(f"{type(module).__name__} asks for {asked[0]}")
+    if more.get("softcap") is not None:
+        raise Unsupported(f"{type(module).__name__} asks for softcap")
+    if _place(query) == "gpu":
+        masked = s_aux is None and all(run.stop - run.start <= _MASKED_TREE_TOKENS for run in forest.runs())
+        calls = forest.calls(sliding_window) if flash.takes(query, key, value) else ()
+        if calls and not (masked and len(calls) > _MOST_CALLS):
+            return flash.by_flash(query, key, value, calls, scaling, s_aux), None
+        if masked:
+            return by_masks(query, key, value, forest, scaling, sliding_window), None
+    return by_tiles(query, key, value, forest, scaling, sliding_window, s_aux), None
+
+
+def by_tiles(
+    query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float | None, window: int | None,
+    sink: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Computes what `tree_attention` does, of the same shapes, tile by tile."""
     heads, tokens, width = query.shape[1:]
     keys = key.shape[1]
-    if _place(query) == "gpu" and all(run.stop - run.start <= _MASKED_TREE_TOKENS for run in forest.runs()):
-        return by_masks(query, key, value, forest, scaling, sliding_window), None
     # Heads that share keys stand side by side for each token: a tile without a mask sees them as more queries.
     query_HPGD = query.view(keys, heads // keys, tokens, width).transpose(1, 2).contiguous()
-    scale = width**-0.5 if scaling is None else scaling
-    out_HPGE: Any = _TreeAttention.apply(query_HPGD, key[0], value[0], forest, scale, sliding_window)
-    return out_HPGE.permute(1, 0, 2, 3).reshape(1, tokens, heads, -1), None
+    sink_H1G = None if sink is None else sink.view(keys, 1, -1)
+    out_HPGE: Any = _TreeAttention.apply(
+        query_HPGD, key[0], value[0], forest, width**-0.5 if scale is None else scale, window, sink_H1G
+    )
+    return out_HPGE.permute(1, 0, 2, 3).reshape(1, tokens, heads, -1)
 
 
 def by_masks(
@@ -158,8 +180,9 @@ def by_masks(
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float, window: int | None
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float, window: int | None,
+        sink: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         keys, tokens, group, _ = query.shape
         # Joined in fp32 at least, whatever the model's precision: every join rounds, and a deep node joins many tiles.
         exact = torch.promote_types(query.dtype, torch.float32)
@@ -169,14 +192,16 @@ class _TreeAttention(torch.autograd.Function):
         for tile in _tiles(forest, scale, window, _place(query)):
             part, part_lse = tile_forward(tile, q[:, tile.queries], k[:, tile.keys], v[:, tile.keys], forest.depth_P)
             _join(out[:, tile.queries], lse[:, tile.queries], part, part_lse)
+        if sink is not None:
+            out, lse = flash.with_sink(out, lse, sink)
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.save_for_backward(query, key, value, out, lse, sink)
         ctx.forest, ctx.scale, ctx.window = forest, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse, sink = ctx.saved_tensors
         into = tuple(torch.zeros_like(each, dtype=lse.dtype) for each in (query, key, value))
         grad, q, k, v, o = _for_tiles(grads[0].contiguous(), query, key, value, out)
         for tile in _tiles(ctx.forest, ctx.scale, ctx.window, _place(query)):
@@ -186,7 +211,8 @@ class _TreeAttention(torch.autograd.Function):
             )
             for whole, part, place in zip(into, parts, (own, shared, shared), strict=True):
                 whole[:, place] += part
-        return *(whole.to(query.dtype) for whole in into), None, None, None
+        of_sink = flash.of_sink(grads[0], out, lse, sink) if ctx.needs_input_grad[6] else None
+        return *(whole.to(query.dtype) for whole in into), None, None, None, of_sink
 
 
 def _place(tensor: Tensor) -> str:

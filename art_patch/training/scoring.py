@@ -213,7 +213,9 @@ class LastBlock:
             if self.at_Q is None or x_1PW.dim() != 3 or len(x_1PW) != 1:
                 return whole(x_1PW, *args, **kwargs)
             part = whole(x_1PW[:, self.at_Q], *args, **kwargs)
-            return part.new_zeros((1, x_1PW.shape[1], part.shape[-1])).index_copy(1, self.at_Q, part)
+            part, *scores = part if isinstance(part, tuple) else (part,)  # gpt-oss also returns its router's scores
+            wide = part.new_zeros((1, x_1PW.shape[1], part.shape[-1])).index_copy(1, self.at_Q, part)
+            return (wide, *scores) if scores else wide
 
         return forward
 

@@ -18,7 +18,6 @@ from tests.support.families import CONFIGS, SEEING, logits_of, make_model, make_
 
 APART = {
     "gemma2": "Unsupported: Gemma2Attention asks for softcap",
-    "gpt_oss": "Unsupported: GptOssAttention asks for s_aux",
     **dict.fromkeys(("qwen3_next", "qwen3_5"), "sharing changed log-probabilities"),  # linear attention has a state
 }
 """Models that are asked row by row, and why."""
