@@ -12,6 +12,7 @@ itself computes a probe here, from the LoRA as it was found, and whoever serves 
 import hashlib
 import json
 import math
+import os
 import re
 import tempfile
 import warnings
@@ -36,25 +37,56 @@ _QUESTION = ({"role": "user", "content": "What is 2 + 2? Say it in one word, and
 
 @contextmanager
 def lora_directory(named: str) -> Generator[Path]:
-    """Gives the block a directory: `named` itself, or the adapter files of the hub's repository OWNER/NAME."""
+    """Gives the block a directory: `named` itself, or the adapter files of the hub's repository OWNER/NAME[@REVISION].
+
+    Raises `HubError` if the hub cannot be reached or has no such repository for this user.
+    """
     path = Path(named).expanduser()
-    if path.exists() or not is_repository(named):
+    repository, _, revision = named.partition("@")
+    if path.exists() or not is_repository(repository):
         yield path.absolute()
         return
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars, logging
 
+    disable_progress_bars()
+    logging.set_verbosity_error()  # that no file matches, this says by itself
+    # As `Hub` does: the library reads the variable once, when it is imported.
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary) / named.partition("/")[2]
+        place = Path(temporary) / repository.partition("/")[2]
         try:
-            snapshot_download(named, allow_patterns=[CONFIG, WEIGHTS, MANIFEST], local_dir=str(place))
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=[CONFIG, WEIGHTS, MANIFEST], local_dir=str(place),
+                endpoint=endpoint,
+            )  # fmt: skip
         except Exception as error:  # offline, no such id, no access: the hub raises a dozen types
-            raise HubError(f"{named} is no directory here, and could not be downloaded ({error})") from error
+            why = _why_not_had(error, endpoint or "https://huggingface.co", repository, revision)
+            raise HubError(f"{named} is no directory here, and {why}; nothing was imported") from error
         kept = Path(temporary) / "files" / place.name  # without what the hub's client notes beside them
         kept.mkdir(parents=True)
         for file in place.iterdir():
             if file.is_file():
                 file.rename(kept / file.name)
+        if not (kept / WEIGHTS).exists():
+            raise AdapterRejected(f"{named} has no {WEIGHTS}: it is no LoRA of PEFT, or a pickle, which is not read")
         yield kept
+
+
+def _why_not_had(error: BaseException, endpoint: str, repository: str, revision: str) -> str:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):  # a kind of the next but one
+        return f"its owners let nobody in unasked: ask at {endpoint}/{repository}, and run `hf auth login`"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repository} on {endpoint} has no revision {revision!r}; give a branch, a tag or a commit"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{endpoint} shows you no {repository}; check the name, and for a private one run `hf auth login`"
+    cause = error.__cause__ or error  # without an answer the library looks into its cache, and says that it has none
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status is not None:
+        return f"{endpoint} answered {status}; try again later"
+    return f"{endpoint} cannot be asked ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
 
 
 def read_lora(directory: Path, base: BaseModel, *, sha256: str | None = None) -> Received:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -301,7 +301,7 @@ def begun_with(home: Path) -> tuple[Path, dict[str, str]]:
 
 
 @contextmanager
-def on_vllm(home: Path, base: Path, policies: Sequence[str]) -> Iterator[EngineClient]:
+def on_vllm(home: Path, base: Path, policies: Sequence[str]) -> Generator[EngineClient]:
     """The real vLLM with the policies of the project `other`."""
     engine = make_vllm(base, home / "other" / "adapters", home / "vllm")
     with closing(engine), serve(engine, policies=list(policies), ready_s=240) as running:

@@ -1,4 +1,4 @@
-"""A stand-in for a model hub: as much of its HTTP API as `huggingface_hub` uses to make a repository and commit to it.
+"""A stand-in for a model hub: as much of its HTTP API as `huggingface_hub` uses to commit to a repository or read one.
 
 It is not the hub. It keeps everything in memory, knows one token that may write and one that may only read, takes
 safetensors by LFS (`basic` transfer, checked against the sha256 that was announced) and everything else inside the
@@ -29,6 +29,7 @@ class StandInHub:
         private: visibility by repository.
         requests: what was asked, `METHOD path`.
         fails: a path ending that is answered with 400, and nothing else.
+        gated: repositories whose owners have not let anybody in.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class StandInHub:
         self.blobs: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.fails = "nothing"
+        self.gated: set[str] = set()
 
     def answer(self, method: str, path: str, token: str | None, body: bytes) -> tuple[int, Any]:
         self.requests.append(f"{method} {path}")
@@ -48,16 +50,19 @@ class StandInHub:
         if path == "/api/validate-yaml":
             assert json.loads(body)["content"].startswith("---\n")
             return 200, {"errors": [], "warnings": []}
-        if token not in (WRITER, READER):
-            return 401, {"error": "Invalid username or password."}
+        asked = path.removeprefix("/api/models/").removeprefix("/").split(".git/")[0]
+        repository = "/".join(asked.split("?")[0].split("/")[:2])
+        if repository in self.gated:
+            return 403, {"error": "Access to this model is restricted", "code": "GatedRepo"}
+        is_read = method in ("GET", "HEAD") and self.private.get(repository) is False
+        if token not in (WRITER, READER) and not is_read:
+            return 401, {"error": "Invalid username or password.", "code": "RepoNotFound" if token is None else ""}
         if token == READER and method == "POST":
             return 403, {"error": "You don't have the rights to do this"}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
-        asked = path.removeprefix("/api/models/").removeprefix("/").split(".git/")[0]
-        repository = "/".join(asked.split("?")[0].split("/")[:2])
         if repository not in self.repositories:
-            return 404, {"error": "Repository not found"}
+            return 404, {"error": "Repository not found", "code": "RepoNotFound"}
         return self._in(repository, method, path, body)
 
     def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
@@ -85,9 +90,13 @@ class StandInHub:
             self._commit(files, [json.loads(line) for line in body.splitlines()])
             url = f"{self.url}/{name}/commit/{COMMIT}"
             return 200, {"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""}
-        if "/tree/main" in path:
+        if "/tree/main" in path or f"/tree/{COMMIT}" in path:
             return 200, [{"type": "file", "path": p, "size": len(b), "oid": "0"} for p, b in files.items()]
-        assert (method, path) == ("GET", f"/api/models/{name}"), path
+        if f"/{name}/resolve/{COMMIT}/" in path:
+            return 200, files[path.rpartition("/")[2]]
+        if "/revision/" in path and path.rpartition("/")[2] not in ("main", COMMIT):
+            return 404, {"error": "Invalid rev id", "code": "RevisionNotFound"}
+        assert (method, path.partition("/revision/")[0]) == ("GET", f"/api/models/{name}"), path
         siblings = [{"rfilename": file} for file in files]
         return 200, {"id": name, "private": self.private[name], "siblings": siblings, "sha": COMMIT}
 
@@ -122,16 +131,19 @@ def serve_stand_in_hub() -> Generator[StandInHub]:
             body = self._body()
             token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
             status, answer = hub.answer(self.command, self.path, token, body)
-            content = json.dumps(answer).encode()
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            if content is answer:
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("Content-Length", str(len(content)))
-            if status >= 400:
+            if status >= 400 and isinstance(answer, dict):
                 self.send_header("X-Error-Message", answer["error"])
-                if status == 404:
-                    self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("X-Error-Code", answer.get("code", ""))
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
@@ -143,7 +155,7 @@ def serve_stand_in_hub() -> Generator[StandInHub]:
             self.rfile.readline()
             return b"".join(parts)
 
-        do_GET = do_POST = do_PUT = _do
+        do_GET = do_HEAD = do_POST = do_PUT = _do
 
         def log_message(self, *_: Any) -> None:
             pass

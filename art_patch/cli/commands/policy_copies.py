@@ -76,7 +76,10 @@ def export_policy(
 @command
 def import_policy(
     directory: Annotated[
-        str, typer.Argument(help="Directory of `policies export`, or of a LoRA of PEFT; or OWNER/NAME on the hub.")
+        str,
+        typer.Argument(
+            help="Directory of `policies export`, or of a LoRA of PEFT; or OWNER/NAME[@REVISION] on the hub."
+        ),
     ],
     project: ActingProject,
     name: Annotated[
@@ -97,7 +100,7 @@ def import_policy(
     where it comes from, the command says by what.
 
     Exit codes: 0 imported; 2 the name exists; 11 the copy is damaged, is not that copy, belongs to another base, or the
-    engine refuses it; 19 this project has no base model yet.
+    engine refuses it; 16 the hub has it not for you, or cannot be reached; 19 this project has no base model yet.
     """
     _require(False)
     with policies.lora_directory(directory) as place, project.opened() as (settings, opened):
