@@ -31,7 +31,7 @@ LEVELS = (
     "replay",
     "pipeline",
     "trackers rollouts proxy doctor schedule autostart metrics notifications",
-    "feedback insights local",
+    "feedback insights local agent backends dev environment trainer utils",
     "demo web",
     "cli",
     "__init__ __main__",

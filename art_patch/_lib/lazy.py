@@ -64,7 +64,9 @@ def lazily() -> Callable[[str], Any]:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with uncollected():
-            value = getattr(import_module(home[name]), name)
+            # `from package import module`: the package itself has no such name yet.
+            module = import_module(f"{package}.{name}" if home[name] == package else home[name])
+            value = module if home[name] == package else getattr(module, name)
         setattr(sys.modules[package], name, value)  # so that Python finds the name by itself next time
         return value
 

@@ -1,7 +1,7 @@
 """Runs single steps of a cycle, under the cycle's lock: compares two policies, or trains on groups of a caller.
 
 `evaluate` is the function behind `art-patch evaluate`. `run_explicit_update` trains from a script: the caller gives the
-rewards, so no judge is used, and the new policy is promoted without a gate.
+rewards, so no judge is used, and the new policy is promoted without a gate. `run_file_update` does so with files.
 """
 
 import time
@@ -16,6 +16,7 @@ from art_patch.errors import AdapterRejected, ConfigError, EngineError, NotFound
 from art_patch.pipeline import carry_over, gate_run, train_policy
 from art_patch.pipeline.cycle_run import Cycle, CycleConfig, Progress, why_none_serves
 from art_patch.pipeline.running_cycle import exclusive_cycle
+from art_patch.pipeline.train_files import train_on_files
 from art_patch.store import Store
 from art_patch.types import JSON, Policy
 
@@ -81,6 +82,33 @@ class ExplicitUpdate:
     metrics: JSON = field(default_factory=dict[str, Any])
 
 
+def run_file_update(
+    store: Store, engine: serving.EngineClient, adapters: Path, config: training.TrainConfig, files: Sequence[str],
+    *, who: str, progress: Progress,
+) -> ExplicitUpdate:  # fmt: skip
+    """Train on training files, and promote the new policy as `run_explicit_update` does.
+
+    Raises as `train_on_files` does, and an `AdapterRejected` if the engine refuses the new policy, which is rejected if
+    the engine would refuse it each time.
+    """
+    found = train_on_files(store, adapters, CycleConfig(train=config), files, who=who, progress=progress)
+    return _promoted(store, engine, found.policy, who, found.metrics)
+
+
+def _promoted(store: Store, engine: serving.EngineClient, candidate: Policy, who: str, metrics: JSON) -> ExplicitUpdate:
+    ledger = store.ledger
+    leader = ledger.leader()
+    beside = leader is not None and leader.state == "learner"  # upstream is the champion
+    state: Literal["champion", "learner"] = "learner" if beside else "champion"
+    try:
+        serves = promotion.promote(ledger, engine, candidate.name, state=state, who=who, reason=REASON)
+    except AdapterRejected as error:
+        if error.final:  # the engine would refuse it every time
+            promotion.reject(ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")
+        raise
+    return ExplicitUpdate(serves.name, serves.path, metrics=metrics)
+
+
 def run_explicit_update(
     store: Store, engine: serving.EngineClient, adapters: Path, config: training.TrainConfig, group_ids: Sequence[str],
     *, evaluation: Sequence[str] = (), who: str, progress: Progress,
@@ -103,7 +131,6 @@ def run_explicit_update(
         champion = ledger.leader()
         if champion is None:
             raise NotFound(why_none_serves(held.store))
-        state: Literal["champion", "learner"] = "champion" if champion.state == "champion" else "learner"
         no_judge = cast("rewards.OrderedJudge", None)  # the groups are scored, so no step below asks a judge
         at, report = time.time(), held.guarding(progress)
         run = Cycle(held.store, no_judge, CycleConfig(train=config), report, at, engine, adapters, who)
@@ -118,10 +145,4 @@ def run_explicit_update(
         # Not an error: a batch of equal rewards is frequent in scripts, and the next batch may differ.
         if candidate is None:
             return ExplicitUpdate(champion.name, champion.path, reason, metrics)
-        try:
-            serves = promotion.promote(ledger, engine, candidate.name, state=state, who=who, reason=REASON)
-        except AdapterRejected as error:
-            if error.final:  # the engine would refuse it every time
-                promotion.reject(ledger, engine, candidate.name, who=who, reason=f"the engine refuses it: {error}")
-            raise
-        return ExplicitUpdate(serves.name, serves.path, metrics=metrics)
+        return _promoted(held.store, engine, candidate, who, metrics)

@@ -1,8 +1,8 @@
 """Rewards: scores each sibling of a group, and combines a sibling's scores into one reward.
 
 `judge` is RULER, an LLM judge, in the order of the data: `question` selects what it is shown, `prompt` writes it as
-messages, `client` sends them within a budget, `question` parses the answer. `ruler` does so for many groups;
-`ruler_api` is for users of OpenPipe ART. `defences` looks for signs that the judge was fooled, and measures how good a
+messages, `client` sends them within a budget, `question` parses the answer. `judge.ruler` does so for many groups;
+`ruler` is for users of OpenPipe ART. `defences` looks for signs that the judge was fooled, and measures how good a
 judge is. `checks` runs the user's scoring functions, and `combine` computes the reward by a rule of `criteria`.
 """
 
@@ -19,6 +19,6 @@ from art_patch.rewards.judge.client import Budget, price_usd, require_price
 from art_patch.rewards.judge.prompt import DEFAULT_RUBRIC, Rubric, load_rubric, read_prompt
 from art_patch.rewards.judge.question import Order
 from art_patch.rewards.judge.ruler import Judge, JudgeReport, OnScored, Plan
-from art_patch.rewards.judge.ruler_api import (
+from art_patch.rewards.ruler import (
     TrajectoryScore, ruler, ruler_score_group, ruler_score_group_sync, ruler_sync,
 )

@@ -6,8 +6,12 @@
 | `trajectory` | messages and choices -> rollouts |
 | `trajectory_group` | rollouts -> groups of siblings with their exceptions -> the store's own records, and metrics |
 | `at_once` | coroutines -> rollouts that run at the same time, with a progress bar, retries and limits |
+| `batches` | a data set or groups -> the batches of a training loop |
 | `model`, `backend` | the classes that a script creates: the model, and the machine that trains and serves it |
 | `model_runtime` | a registered model -> its store, engine and trainer; does the work of `train`, `log`, `promote` |
+| `forms` | OpenPipe ART's names of arguments and settings -> ours |
+| `history` | metrics of groups -> `history.jsonl`, which it reads again |
+| `sft` | conversations to imitate -> the next policy |
 | `processes` | runs engine and trainer as child processes of the script; groups in the store -> a policy that serves |
 | `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
 | `environments`, `grpo` | games and simulators -> rollouts that an agent plays in them -> the next policy |
@@ -21,14 +25,18 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 if TYPE_CHECKING:
     from art_patch.rollouts.at_once import limit_concurrency, retry
     from art_patch.rollouts.backend import LocalBackend, TrainingApi, start
-    from art_patch.rollouts.client import auto_trajectory, capture_auto_trajectory
+    from art_patch.rollouts.batches import DatasetBatch, iterate_dataset, trajectory_group_batches
+    from art_patch.rollouts.client import (
+        auto_trajectory, capture_auto_trajectory, capture_yielded_trajectory, yield_trajectory,
+    )
     from art_patch.rollouts.environments import (
         Environment, GymnasiumEnvironment, IllegalAction, PettingZooEnvironment,
     )
     from art_patch.rollouts.evaluation import Evaluation, evaluate
     from art_patch.rollouts.grpo import Agent, GRPOTrainer, same_policy
-    from art_patch.rollouts.model import Model, TrainableModel
+    from art_patch.rollouts.model import Backend, Completion, Model, TrainableModel
     from art_patch.rollouts.model_runtime import TrainResult
+    from art_patch.rollouts.sft import TrainSFTConfig, train_sft_from_file
     from art_patch.rollouts.trajectory import History, Messages, MessagesAndChoices, Tools, Trajectory
     from art_patch.rollouts.trajectory_group import TrajectoryGroup, gather_trajectories, gather_trajectory_groups
 else:

@@ -7,16 +7,15 @@ earlier one, and `art-patch trajectories` lists the rollouts.
 
 import atexit
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self, cast
-
-from openai.types.chat import ChatCompletion
+from typing import Any, Literal, Self, Unpack
 
 from art_patch import errors, serving, settings
-from art_patch.rollouts.model import Model, TrainableModel
+from art_patch.rollouts.forms import TrainSettings
+from art_patch.rollouts.model import Completion, Model, TrainableModel
 from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
@@ -25,6 +24,15 @@ from art_patch.types import Policy
 
 # Weak, so that a backend that the script has dropped is not kept alive until the interpreter ends.
 _open: weakref.WeakSet["LocalBackend"] = weakref.WeakSet()
+
+
+class Closed:
+    """What `LocalBackend.close` returns: nothing is left to do, and awaiting it does nothing."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        """Return at once."""
+        return
+        yield
 
 
 class LocalBackend:
@@ -45,18 +53,20 @@ class LocalBackend:
         tensor_parallel_size: int | None = None,
         gpu_memory_utilization: float | None = None,
         tool_parser: str | None = None,
+        base_url: str | None = None,
     ) -> None:
         """Create the backend; its processes start when a model is registered.
 
-        The arguments after `store` are options of `art-patch serve`, which documents them, and an error if an engine
-        runs already. `path` is the directory of all projects, `store` the database; each has the default of its
-        setting.
+        The arguments from `engine` to `tool_parser` are options of `art-patch serve`, which documents them, and an
+        error if an engine runs already. `path` is the directory of all projects, `store` the database, `base_url` the
+        address of an engine that serves the project; each has the default of its setting.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "path", "store")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "path", "store", "base_url")}
         # Options that are not given are left to `art-patch serve` and its own defaults.
         self._options = {name: str(value) for name, value in given.items() if value is not None}
         self._home = None if path is None else Path(path)
         self._store = store
+        self._base_url = base_url
         self._runtimes: dict[tuple[str, str], ModelRuntime] = {}
         _open.add(self)
 
@@ -74,6 +84,19 @@ class LocalBackend:
             await runtime.open_store()
         model.bind(runtime)
 
+    async def train(
+        self,
+        model: TrainableModel[Any],
+        trajectory_groups: Iterable[TrajectoryGroup | Trajectory],
+        config: TrainConfig | None = None,
+        *,
+        verbose: bool = False,
+        eval_groups: Iterable[TrajectoryGroup] = (),
+        **settings: Unpack[TrainSettings],
+    ) -> TrainResult:
+        """Train and promote a registered model's next policy; arguments and errors are those of `model.train`."""
+        return await model.train(trajectory_groups, config, None, verbose, eval_groups, **settings)
+
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
         """Make another policy of a registered model the champion, without a gate run, and return it.
 
@@ -84,11 +107,15 @@ class LocalBackend:
         """
         return await self._runtime(model).promote(policy)
 
-    def close(self) -> None:
-        """End every engine and trainer that this backend started; a second call does nothing."""
+    def close(self) -> Closed:
+        """End every engine and trainer that this backend started; a second call does nothing.
+
+        All is done when it returns. The result can be awaited, since scripts for OpenPipe ART `await backend.close()`.
+        """
         runtimes, self._runtimes = list(self._runtimes.values()), {}
         for runtime in runtimes:
             runtime.close()
+        return Closed()
 
     def __enter__(self) -> Self:
         """Return the backend itself."""
@@ -98,13 +125,26 @@ class LocalBackend:
         """Close the backend."""
         self.close()
 
+    async def __aenter__(self) -> Self:
+        """Return the backend itself."""
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Close the backend."""
+        self.close()
+
     def _runtime(self, model: Model[Any]) -> ModelRuntime:
         # Two objects of one model share the runtime, and so its store, engine and trainer.
         key = (model.project, model.name)
         if key not in self._runtimes:
-            project = settings.load_settings(project=model.project, home=self._home, store=self._store)
-            base = model.base_model if isinstance(model, TrainableModel) else None
-            self._runtimes[key] = ModelRuntime(project, model.name, base, self._options)
+            given = {"home": self._home, "store": self._store, "base_url": self._base_url}
+            project = settings.load_settings(project=model.project, **given)
+            base, own = None, dict[str, Any]()
+            if isinstance(model, TrainableModel):
+                base, own = model.base_model, model.engine_options()
+            # What the backend was told wins over the model's own settings.
+            options = {name: str(value) for name, value in own.items()} | self._options
+            self._runtimes[key] = ModelRuntime(project, model.name, base, options)
         return self._runtimes[key]
 
 
@@ -114,39 +154,20 @@ class TrainingApi:
     def __init__(self, model: TrainableModel[Any]) -> None:
         self.model = model
 
-    async def create_completion(
-        self, trajectory: Trajectory, *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
-    ) -> ChatCompletion:
-        """Ask the model to continue a trajectory, append the first choice to it, and return the full answer.
-
-        Args:
-            tools: tools to offer from this request on; without it the trajectory's own tools are offered.
-            params: settings of the request: `temperature`, `max_tokens`, ...
-
-        Raises:
-            ConfigError: `params` asks for a stream, which this call cannot return.
-        """
-        if params.get("stream"):
-            raise errors.ConfigError("create_completion appends whole answers; leave stream=True out")
-        if tools is not None:
-            trajectory.tools = cast("Any", list(tools))
-        if trajectory.tools:
-            params["tools"] = trajectory.tools
-        answer: Any = await self.model.openai_client().chat.completions.create(
-            model=self.model.name, messages=trajectory.messages(), **params
-        )
-        trajectory.messages_and_choices.append(answer.choices[0])
-        return answer
+    async def create_completion(self, asked: Trajectory | Sequence[Mapping[str, Any]], **params: Any) -> Completion:
+        """Ask the model, with arguments, result and errors of `Model.create_completion`."""
+        return await self.model.create_completion(asked, **params)
 
     async def train(
         self,
-        groups: Iterable[TrajectoryGroup],
+        groups: Iterable[TrajectoryGroup | Trajectory],
         config: TrainConfig | None = None,
         *,
         eval_groups: Iterable[TrajectoryGroup] = (),
+        **settings: Unpack[TrainSettings],
     ) -> TrainResult:
         """Update the model from groups of rollouts, with arguments, result and errors of `TrainableModel.train`."""
-        return await self.model.runtime().train(groups, config, eval_groups=eval_groups)
+        return await self.model.train(groups, config, eval_groups=eval_groups, **settings)
 
 
 @asynccontextmanager

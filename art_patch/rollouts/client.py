@@ -14,6 +14,7 @@ sub-agents and shortened histories stay apart.
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast, overload
 
@@ -30,6 +31,8 @@ from art_patch.types import JSON
 _MOST_AT_ONCE = 256  # requests in flight for one client; further ones wait here, without a socket or a timeout
 _CHAT = "/chat/completions"
 _ANSWER_S, _CONNECT_S = 1200.0, 60.0  # connecting takes long, too, when a crowd arrives at once
+
+_YIELDED: ContextVar[list[Trajectory] | None] = ContextVar("art_patch_yielded", default=None)
 
 # Open HTTP clients, each with a generator that closes it when its event loop shuts down generators.
 _held: dict[Any, AsyncGenerator[None]] = {}
@@ -145,6 +148,29 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
     if found is None and required:
         raise ConfigError("nothing is captured here; run this in `await art.capture_auto_trajectory(coroutine)`")
     return found
+
+
+def yield_trajectory(trajectory: Trajectory) -> None:
+    """Hand a trajectory to the `capture_yielded_trajectory` around the calling coroutine; the newest one counts.
+
+    For code that cannot return it, such as a solver of a benchmark suite.
+    """
+    if (made := _YIELDED.get()) is None:
+        raise ConfigError("nobody takes it here; run this in `await art.capture_yielded_trajectory(coroutine)`")
+    made[:] = [trajectory]
+
+
+async def capture_yielded_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
+    """Run the coroutine and return the trajectory that it handed to `yield_trajectory`; `ConfigError` if it did not."""
+    made: list[Trajectory] = []
+    token = _YIELDED.set(made)
+    try:
+        await coroutine
+    finally:
+        _YIELDED.reset(token)
+    if not made:
+        raise ConfigError("the coroutine yielded no trajectory; call `art.yield_trajectory(trajectory)` in it")
+    return made[0]
 
 
 def capture(messages: Sequence[Any], choice: Choice, tools: Sequence[Any] | None) -> None:

@@ -8,15 +8,18 @@ call the `ModelRuntime` that the backend binds to the model.
 from __future__ import annotations
 
 import asyncio
-import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from openai.types.chat import ChatCompletion, ChatCompletionMessageToolCallUnion
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
-from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, history, not_registered
+from art_patch.rollouts.forms import InternalConfig, TrainSettings, as_groups, internal_config, train_config
+from art_patch.rollouts.history import history, read_state, write_state
+from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, not_registered
+from art_patch.rollouts.sft import TrainSFTConfig, train_sft
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.training import TrainConfig
@@ -24,8 +27,29 @@ from art_patch.types import Policy
 
 ConfigT = TypeVar("ConfigT")
 
-# Settings of OpenPipe ART's own trainer that change the memory it needs and not the update.
-_ONLY_MEMORY = frozenset({"logprob_calculation_chunk_size"})
+# Fields of OpenPipe ART's models that cannot mean anything here, and what to write instead.
+_ABSENT = {
+    "base_path": "give the directory to LocalBackend(path=...)",
+    "entity": "set WANDB_ENTITY for `art-patch send wandb`",
+    "id": "the project and the name say which model it is",
+    "run_id": "the project and the name say which model it is",
+    "run_name": "give it to `art-patch send wandb` or `art-patch send mlflow`",
+    "report_metrics": "run `art-patch send wandb` beside the script, or `mlflow`; history.jsonl has all metrics",
+}
+
+
+class Completion(ChatCompletion):
+    """An answer of `create_completion`: the SDK's, with the first choice's text and tool calls at hand."""
+
+    @property
+    def content(self) -> str | None:
+        """The text of the first choice."""
+        return self.choices[0].message.content
+
+    @property
+    def tool_calls(self) -> list[ChatCompletionMessageToolCallUnion] | None:
+        """The tool calls of the first choice."""
+        return self.choices[0].message.tool_calls
 
 
 class Backend(Protocol):
@@ -34,11 +58,17 @@ class Backend(Protocol):
     async def register(self, model: Model[Any]) -> None:
         """Open the model's store, start its engine if it is trained, and bind a `ModelRuntime` to the model."""
 
+    async def train(
+        self, model: TrainableModel[Any], trajectory_groups: Iterable[TrajectoryGroup | Trajectory], **settings: Any
+    ) -> TrainResult:
+        """Train the model's next policy, and serve it."""
+        ...
+
     async def promote(self, model: TrainableModel[Any], policy: str) -> Policy:
         """Make the policy `NAME@STEP` of the model the champion, and return it."""
         ...
 
-    def close(self) -> None:
+    def close(self) -> object:
         """End every engine and trainer process that the backend started."""
 
 
@@ -48,7 +78,8 @@ class Model(BaseModel, Generic[ConfigT]):
     Attributes:
         name: name of the model, which scripts use in requests.
         project: name of the project whose store keeps the model's rollouts and history.
-        config: any value that the script wants to keep with the model; it is not used here.
+        config: any value that the script wants to keep with the model. A `TrainConfig` in a `TrainableModel` is what
+            its updates use; anything else is not used here.
         inference_base_url: address of the OpenAI-compatible server that answers, ending in `/v1`.
         inference_api_key: API key for that server; without it `"none"` is sent.
         inference_model_name: name of the model at that server; without it `name` is sent.
@@ -68,6 +99,17 @@ class Model(BaseModel, Generic[ConfigT]):
     _runtime: ModelRuntime | None = PrivateAttr(None)
     _client: ModelClient | None = PrivateAttr(None)
     _loop: asyncio.AbstractEventLoop | None = PrivateAttr(None)  # the loop that the client's connections belong to
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_absent(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        fields = cast("Mapping[str, Any]", given)
+        for name in _ABSENT.keys() & fields.keys():
+            if fields[name] is not None:
+                raise ConfigError(f"{name} of a model has no meaning here: {_ABSENT[name]}; leave it out")
+        return {name: value for name, value in fields.items() if name not in _ABSENT}
 
     def backend(self) -> Backend:
         """Return the backend that the model is registered with; raises a `ConfigError` if it is not registered."""
@@ -111,23 +153,93 @@ class Model(BaseModel, Generic[ConfigT]):
             raise ConfigError(f"{self.name} is not trained here and has no steps; leave step out")
         return self.inference_model_name or self.name
 
+    async def get_step(self) -> int:
+        """Return the step of the champion; 0 is the base model, and the step of a model that is not trained."""
+        return 0
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+        """Return the arguments by which `litellm.completion` asks the model, or the policy of a step.
+
+        Its answers carry no exact tokens, so they are not trained on.
+        """
+        name = self.get_inference_name(step)
+        model = f"hosted_vllm/{name}" if self.trainable else name
+        key = self.inference_api_key or "none"
+        return {"model": model, "base_url": self._address(), "api_key": key, "temperature": 1}
+
+    async def create_completion(
+        self,
+        asked: Trajectory | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **params: Any,
+    ) -> Completion:
+        """Ask the model to continue a trajectory or messages; a trajectory gets the first choice appended.
+
+        Args:
+            asked: a trajectory, or the messages of a request.
+            tools: tools to offer; a trajectory offers them from this request on, and without them its own.
+            params: settings of the request: `temperature`, `max_tokens`, ...
+
+        Raises:
+            ConfigError: `params` asks for a stream, which this call cannot return.
+        """
+        if params.get("stream"):
+            raise ConfigError("create_completion returns whole answers; leave stream=True out")
+        trajectory = asked if isinstance(asked, Trajectory) else None
+        if trajectory is not None:
+            if tools is not None:
+                trajectory.tools = cast("Any", list(tools))
+            tools = cast("Any", trajectory.tools)
+        if tools:
+            params["tools"] = list(tools)
+        messages = asked.messages() if isinstance(asked, Trajectory) else list(asked)
+        answer: Any = await self.openai_client().chat.completions.create(
+            model=self.name, messages=cast("Any", messages), **params
+        )
+        if trajectory is not None:
+            trajectory.messages_and_choices.append(answer.choices[0])
+        # The same choices and not copies of them: the exact tokens hang on each.
+        return Completion.model_construct(answer.model_fields_set, **dict(answer))
+
     async def log(
         self,
-        trajectories: Iterable[Trajectory | BaseException] | Iterable[TrajectoryGroup] = (),
+        trajectories: Iterable[Trajectory | BaseException | TrajectoryGroup] | None = (),
         split: str = "val",
         *,
         metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
     ) -> None:
-        """Store rollouts that are never trained on, and write their mean metrics as one line of the history.
+        """Store rollouts that are not trained on, and write their mean metrics as one line of the history.
+
+        Groups of the split `train` may still be trained on afterwards, and are stored once.
 
         Args:
             trajectories: trajectories, exceptions or groups; exceptions count in the metric `exception_rate`.
-            split: prefix of the metrics in the history, such as `val` or `test`.
+            split: prefix of the metrics in the history, such as `train`, `val` or `test`.
             metrics: additional metrics for the same line.
+            step: step of the line; without it the champion's.
         """
         # A trajectory without a group becomes a group of its own, because it may have no siblings.
-        groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in trajectories]
-        await self.runtime().log(groups, split, dict(metrics or {}))
+        given = trajectories or ()
+        groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in given]
+        await self.runtime().log(groups, split, dict(metrics or {}), step)
+
+    def read_state(self) -> dict[str, Any] | None:
+        """Return what the script has kept with `merge_state` or `overwrite_state`; `None` before that."""
+        return read_state(self.runtime().directory)
+
+    def overwrite_state(self, state: Mapping[str, Any]) -> None:
+        """Keep JSON values with the model, such as how far a script came; what was kept before is gone."""
+        write_state(self.runtime().directory, state)
+
+    def merge_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Add JSON values to those that are kept, objects within objects too; return all."""
+        merged = _merged(self.read_state() or {}, state)
+        self.overwrite_state(merged)
+        return merged
+
+    write_state = overwrite_state  # OpenPipe ART's older name
 
     async def _policy_changed(self) -> bool:
         """Look up the policy that serves; return whether asking again may help."""
@@ -142,12 +254,18 @@ class Model(BaseModel, Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT], Generic[ConfigT]):
-    """A model that is trained. `base_model`, a directory or Hugging Face id, is its policy of step 0."""
+    """A model that is trained. `base_model`, a directory or Hugging Face id, is its policy of step 0.
+
+    Attributes:
+        inference_engine: which engine serves it, `vllm` or `embedded`; without it the best that this machine can run.
+    """
 
     trainable: ClassVar[bool] = True
 
     base_model: str
-    _internal_config: Any = PrivateAttr(None)  # scripts for OpenPipe ART set it
+    inference_engine: str | None = None
+    _internal_config: Any = PrivateAttr(None)  # OpenPipe ART's settings of engine and trainer; scripts set it late
+    _internal: InternalConfig = PrivateAttr(default_factory=InternalConfig)  # the same in our words
 
     def __init__(
         self,
@@ -163,15 +281,21 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}
         super().__init__(**fields)
         self._internal_config = _internal_config
-        self._refuse_internal_config()
+        self._internal = internal_config(_internal_config)
 
-    async def register(self, backend: Backend) -> None:
+    async def register(self, backend: Backend, _openai_client_config: Mapping[str, Any] | None = None) -> None:
         """Register the model with a backend; in a new project the base model becomes champion, as step 0.
 
         A project of another model or base raises a `ConfigError`, an engine that does not start an `EngineError`.
         """
-        self._refuse_internal_config()  # once more: scripts also set it after the model is made
+        # Once more: scripts also set `_internal_config` after the model is made.
+        self._internal = internal_config(self._internal_config, _openai_client_config)
         await super().register(backend)
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the options of `art-patch serve` that the model's own settings give."""
+        engine = {} if self.inference_engine is None else {"engine": self.inference_engine}
+        return engine | self._internal.serve
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Return the policy name of a step, `NAME@STEP`; without `step`, the name of the champion."""
@@ -185,21 +309,25 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
     async def train(
         self,
-        trajectory_groups: Iterable[TrajectoryGroup],
+        trajectory_groups: Iterable[TrajectoryGroup | Trajectory],
         config: TrainConfig | None = None,
         _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
         eval_groups: Iterable[TrajectoryGroup] = (),
+        **settings: Unpack[TrainSettings],
     ) -> TrainResult:
         """Train the next policy on groups of rollouts, and promote it; requests to the model go on meanwhile.
 
         Args:
-            trajectory_groups: groups of rollouts, with a reward on each trajectory to learn from.
-            config: settings of the update; `None` uses the defaults of `TrainConfig`.
-            _config: settings of OpenPipe ART's trainer. Those that only limit its memory are ignored with a warning;
-                any other raises a `ConfigError`.
+            trajectory_groups: groups of rollouts, with a reward on each trajectory to learn from. Trajectories among
+                them are put into groups of the same scenario.
+            config: settings of the update; `None` uses the model's own `config`, if it is a `TrainConfig`, else the
+                defaults of `TrainConfig`.
+            _config: OpenPipe ART's experimental settings, as `art.dev.TrainConfig` has them.
             verbose: true prints a line to stderr for each optimizer step.
             eval_groups: groups that are evaluated every `config.eval_steps` optimizer steps and never trained on.
+            settings: single settings, which win over `config`: fields of `TrainConfig`, or OpenPipe ART's arguments.
+                One that has no meaning here raises a `ConfigError`.
 
         Raises:
             ConfigError: no trajectory has a reward, or no choice carries exact tokens; or only one of `eval_groups` and
@@ -208,8 +336,29 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
             TrainingError: the update failed; no policy was published, and the champion stays the same.
             EngineError: the engine cannot serve the new policy; the champion stays the same.
         """
-        _refuse(_config)
-        return await self.runtime().train(trajectory_groups, config, verbose=verbose, eval_groups=eval_groups)
+        chosen = train_config({**(_config or {}), **settings}, self.update_config(config))
+        groups = as_groups(trajectory_groups)
+        return await self.runtime().train(groups, chosen, verbose=verbose, eval_groups=eval_groups)
+
+    async def train_sft(
+        self,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | TrainConfig | None = None,
+        _config: Mapping[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> TrainResult:
+        """Imitate the answers in trajectories, and promote the new policy; no reward is used and no gate asked.
+
+        Raises a `ConfigError` if there is nothing to learn, else as `train` does.
+        """
+        if _config:
+            raise ConfigError(f"_config={dict(_config)} has no meaning here; leave it out")
+        return await train_sft(self, trajectories, config, verbose=verbose)
+
+    def update_config(self, config: TrainConfig | None = None) -> TrainConfig:
+        """Return `config`, or the model's own, with what `_internal_config` says where it has the default."""
+        own = self.config if isinstance(self.config, TrainConfig) else None
+        return self._internal.over(config or own)
 
     async def checkpoint(self, step: int) -> Model[ConfigT]:
         """Return the policy of a step as a `Model`, and make the engine serve it beside the champion.
@@ -238,21 +387,10 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         await self.get_step()
         return True
 
-    def _refuse_internal_config(self) -> None:
-        if self._internal_config is not None:
-            raise ConfigError(
-                "_internal_config is for OpenPipe ART's own engine; leave it out, and say the like with "
-                "LocalBackend(max_model_len=..., gpu_memory_utilization=..., tensor_parallel_size=...)"
-            )
 
+def _merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    def both(name: str, value: Any) -> Any:
+        old = kept.get(name)
+        return _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
 
-def _refuse(config: Mapping[str, Any] | None) -> None:
-    given = set(config or ())
-    if unknown := sorted(given - _ONLY_MEMORY):
-        raise ConfigError(f"_config {', '.join(unknown)}: is for OpenPipe ART's own trainer; say it with TrainConfig")
-    for name in sorted(given):
-        warnings.warn(
-            f"_config[{name!r}] bounds the memory of OpenPipe ART's trainer and is not used; here "
-            "TrainConfig(micro_batch_tokens=...) does",
-            stacklevel=3,
-        )
+    return {**kept, **{name: both(name, value) for name, value in new.items()}}

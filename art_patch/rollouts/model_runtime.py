@@ -2,9 +2,6 @@
 
 The methods of a registered model (`train`, `log`, `promote`, ...) do their work here. If an engine serves the project
 already, it is used; otherwise `art-patch serve` is started, which ends together with this process.
-
-The file `history.jsonl`, in the project's directory, gets one JSON line for each call of `train` and `log`, so a step
-may have several lines. The names of metrics begin with their split: `val/reward`, `train/reward`, `train/loss`.
 """
 
 from __future__ import annotations
@@ -12,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import getpass
-import json
 import logging
 import math
-import statistics
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -27,11 +21,11 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors, policies, promotion, serving
-from art_patch._lib.atomic_files import private
 from art_patch.errors import ConfigError, EngineError, NotFound
 from art_patch.rollouts import processes
 from art_patch.rollouts.at_once import bar
-from art_patch.rollouts.trajectory_group import TrajectoryGroup, metrics_of, translate
+from art_patch.rollouts.history import best_step, metrics_of, note
+from art_patch.rollouts.trajectory_group import TrajectoryGroup, content_of, translate
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
 from art_patch.training import TrainConfig, require_evaluation
@@ -43,7 +37,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-HISTORY = "history.jsonl"
 _RECORDS_A_WRITE = 64  # in one transaction; more would keep other writers of the store waiting
 
 # Metrics of an update that are copied to the history and to a `TrainResult`.
@@ -145,6 +138,18 @@ class ModelRuntime:
         metrics = metrics_of(groups)
         ids = await self._keep(groups, {"split": "train", "step": began.step}, "scored")
         others = await self._keep(evaluation, {"split": "eval", "step": began.step}, "spent")
+        found = await self._update({"groups": ids, "evaluation": others}, config, verbose)
+        if others and not found["reason"] and not found["metrics"]["evaluation"]["groups"]:
+            _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
+        return await self._result(found, metrics, began)
+
+    async def train_files(self, files: Sequence[Path], config: TrainConfig, *, verbose: bool = False) -> TrainResult:
+        """Train on training files in the trainer's process, and promote the policy; see `TrainableModel.train_sft`."""
+        began = await self.champion()
+        found = await self._update({"files": [str(file) for file in files]}, config, verbose)
+        return await self._result(found, {}, began)
+
+    async def _update(self, what: Mapping[str, Sequence[str]], config: TrainConfig, verbose: bool) -> dict[str, Any]:
         with bar("train", 1) as shown:
 
             def progress(done: int, total: int, note: str) -> None:
@@ -152,22 +157,25 @@ class ModelRuntime:
                 if verbose:
                     print(f"train {done}/{total} {note}", file=sys.stderr)
 
-            found = await self._trainer.update(ids, config, who=self._who, progress=progress, evaluation=others)
+            return await self._trainer.update(what, config, who=self._who, progress=progress)
+
+    async def _result(self, found: Mapping[str, Any], metrics: dict[str, float], began: Policy) -> TrainResult:
         if found["reason"]:
             _log.warning("%s learned nothing: %s; %s serves on", self._name, found["reason"], found["champion"])
         else:
             known = {name: value for name in _METRICS if isinstance(value := found["metrics"].get(name), int | float)}
             metrics |= {name: float(value) for name, value in known.items() if math.isfinite(value)}
-            if others and not found["metrics"]["evaluation"]["groups"]:
-                _log.warning("nothing was evaluated: %s", found["metrics"]["evaluation"]["left_out"])
         # Asked anew instead of taken from `found`: another script may have promoted a policy since.
         champion = await self.champion()
         await self._note("train", metrics, began.step)
         return TrainResult(champion.step, metrics, found["path"], found["reason"])
 
-    async def log(self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float]) -> None:
-        """Write groups that are never trained on, and a line with their metrics; see `Model.log`."""
-        step = 0 if self._base is None else (await self.champion()).step
+    async def log(
+        self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float], step: int | None
+    ) -> None:
+        """Write groups that are not trained on, and a line with their metrics; see `Model.log`."""
+        if step is None:
+            step = 0 if self._base is None else (await self.champion()).step
         await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
         await self._note(split, {**metrics_of(groups), **metrics}, step)
 
@@ -229,19 +237,31 @@ class ModelRuntime:
 
     @_on_store_thread
     def _keep(self, groups: Sequence[TrajectoryGroup], about: JSON, state: str) -> list[str]:
-        """Write groups into the store and return their ids; a group in state `spent` is never trained on."""
+        """Write groups into the store and return their ids; a group in state `spent` is not trained on.
+
+        A group that this object has written already, and that has not changed since, is not written again.
+        """
         store, now = self._opened(), time.time()
         ids: list[str] = []
+        # The gate may ask about scenarios that a script evaluates on, and not about those that it trains on.
+        held_out = about["split"] != "train"
         for group in groups:
             if not group.trajectories:  # every rollout raised
                 continue
-            found = translate(group, about=about, held_out=state != "scored", at=now)
+            mark = (id(self), held_out, content_of(group))
+            if (stored := group.stored_as(mark)) is not None:
+                if state == "scored":
+                    store.ledger.set_groups([stored], state)
+                ids.append(stored)
+                continue
+            found = translate(group, about=about, held_out=held_out, at=now)
             # A trajectory before its calls and scores, which refer to it.
             rows = [row for each in found.trajectories for row in (each.info, *each.calls, *each.scores)]
             for begin in range(0, len(rows), _RECORDS_A_WRITE):
                 store.write(rows[begin : begin + _RECORDS_A_WRITE])
             # Last, so that a group that exists is complete.
             store.ledger.add_groups([found], state=state, now=now)
+            group.note_stored(mark, found.id)
             ids.append(found.id)
         return ids
 
@@ -337,42 +357,3 @@ class ModelRuntime:
 def not_registered(model: str) -> ConfigError:
     """Return the error to raise where a model must be registered first; `model` is its name."""
     return ConfigError(f"{model} is not registered; call `await model.register(backend)` first")
-
-
-# --- the history ---
-
-
-def note(directory: Path, *, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
-    """Append one line with the metrics of a step to the history file; `at` is in seconds since the epoch."""
-    line = {"step": step, "at": at} | {f"{split}/{name}": value for name, value in metrics.items()}
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # One short write at the end of the file: lines of two scripts do not mix.
-    with open(directory / HISTORY, "a", opener=private) as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def history(directory: Path, metric: str) -> list[tuple[int, float]]:
-    """Return (step, mean value) of a metric, by step, for each step that has the metric."""
-    values: defaultdict[int, list[float]] = defaultdict(list)
-    for line in _lines(directory / HISTORY):
-        if isinstance(value := line.get(metric), int | float):
-            values[line["step"]].append(value)
-    return [(step, statistics.fmean(values[step])) for step in sorted(values)]
-
-
-def best_step(directory: Path, metric: str, steps: Iterable[int]) -> int | None:
-    """Return the step, among `steps`, with the highest mean of a metric; `None` if no step has the metric."""
-    means = dict(history(directory, metric))
-    # Of equal means the latest step, which has learned more.
-    return max(means.keys() & set(steps), key=lambda step: (means[step], step), default=None)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            read: Any = json.loads(line)
-        except ValueError:  # cut off by a full disk or a kill
-            continue
-        # The file is the user's to edit; a line of another form is passed over.
-        if isinstance(read, dict) and isinstance(read.get("step"), int):
-            yield read

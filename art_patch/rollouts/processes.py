@@ -71,10 +71,13 @@ class Trainer:
         self._one = threading.Lock()
 
     async def update(
-        self, groups: Sequence[str], config: TrainConfig, *, who: str, progress: Progress, evaluation: Sequence[str]
+        self, what: Mapping[str, Sequence[str]], config: TrainConfig, *, who: str, progress: Progress
     ) -> dict[str, Any]:
-        """Train on these groups and return the update's record; its errors, or `TrainingError` for a dead process."""
-        request = {"groups": groups, "evaluation": evaluation, "config": asdict(config), "who": who}
+        """Train and return the update's record; its errors, or `TrainingError` for a dead process.
+
+        `what` has ids of `groups` in the store to learn from, and of groups for the `evaluation`; or training `files`.
+        """
+        request = {**what, "config": asdict(config), "who": who}
         try:
             return await asyncio.to_thread(self._update, request, progress)
         except asyncio.CancelledError:
@@ -155,10 +158,12 @@ def _updated(project: settings.Settings, request: Mapping[str, Any], answers: Te
         engine = serving.EngineClient.of_route(project, opened.ledger.route())
         if engine is None:
             raise errors.EngineError("no engine serves this project; start `art-patch serve --base MODEL`")
+        about: Any = {"who": request["who"], "progress": progress}
         with engine:
+            if files := request.get("files"):
+                return asdict(pipeline.run_file_update(opened, engine, project.adapters, config, files, **about))
             return asdict(pipeline.run_explicit_update(
-                opened, engine, project.adapters, config, request["groups"], evaluation=request["evaluation"],
-                who=request["who"], progress=progress,
+                opened, engine, project.adapters, config, request["groups"], evaluation=request["evaluation"], **about
             ))  # fmt: skip
 
 

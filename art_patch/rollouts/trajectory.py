@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self, cast
 
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, BeforeValidator, Field, GetPydanticSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, model_validator
 from pydantic_core import core_schema
 
 _NOTE = "__art_patch_trajectory__"
@@ -83,26 +83,45 @@ class Trajectory(BaseModel):
     """A rollout: the record of one run of an agent on one task.
 
     Attributes:
-        messages_and_choices: the main conversation; a `Choice` for each answer that may be trained on.
+        messages_and_choices: the main conversation; a `Choice` for each answer that may be trained on. The argument may
+            be called `messages`, too.
         tools: tools that were offered in the requests of the main conversation.
         additional_histories: the rollout's other conversations, which share the reward.
-        reward: how good the run was, compared only with the rewards of its group. NaN means "not known yet"; such a
-            trajectory is not trained on.
+        reward: how good the run was, compared only with the rewards of its group; 0 if it is not given. NaN means "not
+            known yet"; such a trajectory is not trained on.
+        initial_policy_version: step of the policy that gave the first answer, if a trainer that samples and trains at
+            the same time says it.
+        final_policy_version: the same for the last answer.
         metrics: further numbers, stored as scores beside the reward.
         metadata: JSON values, stored with the rollout so that it can be found by them.
         logs: lines of free text, stored for people to read.
         start_time: time at which the object was created; `finish` computes the duration from it.
     """
 
+    model_config = ConfigDict(extra="forbid")  # a field that is misspelt would be lost in silence
+
     messages_and_choices: _Said = Field(default_factory=list)
     tools: _Tools = None
     additional_histories: list[History] = Field(default_factory=list[History])
-    reward: Annotated[float, BeforeValidator(lambda given: math.nan if given is None else given)]  # NaN in JSON: `null`
+    # In JSON, NaN is `null`.
+    reward: Annotated[float, BeforeValidator(lambda given: math.nan if given is None else given)] = 0.0
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
     metrics: dict[str, float | int | bool] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
     # Not in JSON: a trajectory that is read back would otherwise go on counting from its first making.
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "messages" not in given:
+            return given
+        if "messages_and_choices" in given:
+            raise ValueError("messages and messages_and_choices say the same; leave one of them out")
+        fields = {**cast("Mapping[str, Any]", given)}
+        return {"messages_and_choices": fields.pop("messages"), **fields}
 
     def model_post_init(self, context: Any, /) -> None:
         """Note that the running rollout has made this trajectory; called by pydantic."""
@@ -149,6 +168,8 @@ class Trajectory(BaseModel):
         said = zip(self.messages_and_choices, self.messages(), strict=True)
         return {
             "reward": self.reward,
+            "initial_policy_version": self.initial_policy_version,
+            "final_policy_version": self.final_policy_version,
             "metrics": self.metrics,
             "metadata": self.metadata,
             "messages": [{**message, "trainable": isinstance(item, Choice)} for item, message in said],

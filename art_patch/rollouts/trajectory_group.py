@@ -16,15 +16,14 @@ If `TrajectoryGroup` is given coroutines, as in `TrajectoryGroup(rollout(...) fo
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast, overload
 
 from openai.types.chat.chat_completion import Choice as SdkChoice
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PrivateAttr
 
 from art_patch import grouping, trajectories, types
 from art_patch._lib.ids import new_id
@@ -45,9 +44,8 @@ class _Meta(type(BaseModel)):
         cls,
         trajectories: Iterable[Awaitable[Trajectory]],
         *,
-        metadata: Mapping[str, Any] | None = ...,
         exceptions: Iterable[BaseException] = ...,
-        logs: Iterable[str] = ...,
+        **about: Any,
     ) -> PendingGroup: ...
 
     @overload
@@ -55,22 +53,20 @@ class _Meta(type(BaseModel)):
         cls,
         trajectories: Iterable[Trajectory | BaseException] = ...,
         *,
-        metadata: Mapping[str, Any] | None = ...,
         exceptions: Iterable[BaseException] = ...,
-        logs: Iterable[str] = ...,
+        **about: Any,
     ) -> TrajectoryGroup: ...
 
     def __call__(
         cls,
         trajectories: Iterable[Any] = (),
         *,
-        metadata: Mapping[str, Any] | None = None,
         exceptions: Iterable[Any] = (),
-        logs: Iterable[str] = (),
+        **about: Any,
     ) -> TrajectoryGroup | PendingGroup:
         """Return the group, or a `PendingGroup` if any of `trajectories` is awaitable."""
         given = list(trajectories)  # read once: a generator cannot be read a second time
-        rest: dict[str, Any] = {"metadata": metadata, "exceptions": list(exceptions), "logs": list(logs)}
+        rest: dict[str, Any] = {"exceptions": list(exceptions), **about}
         # One coroutine makes the group pending; finished trajectories beside it are taken as they are.
         if any(isinstance(each, Awaitable) for each in given):
             return PendingGroup(given, rest)
@@ -84,13 +80,16 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         trajectories: the rollouts that finished without an exception.
         exceptions: a `Failure` for each rollout that raised an exception.
         metadata: JSON values that are stored with each rollout; `scenario_id`, if given, names the scenario.
+        metrics: numbers about the group as a whole; the history has their means over groups, as `group_NAME`.
         logs: lines of free text for people to read.
     """
 
     trajectories: list[Trajectory] = Field(default_factory=list[Trajectory])
     exceptions: list[Failure] = Field(default_factory=list[Failure])
     metadata: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, float | int | bool] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
+    _stored: tuple[Any, str] | None = PrivateAttr(None)  # of `note_stored`
 
     def __init__(
         self,
@@ -98,22 +97,36 @@ class TrajectoryGroup(BaseModel, metaclass=_Meta):
         *,
         metadata: Mapping[str, Any] | None = None,
         exceptions: Iterable[BaseException] = (),
-        logs: Iterable[str] = (),
+        metrics: Mapping[str, float] | None = None,
+        logs: Iterable[str] | None = None,
+        model: Any = None,
     ) -> None:
-        """Create a group from the results of rollouts; exceptions among `trajectories` are added to `exceptions`."""
+        """Create a group from the results of rollouts; exceptions among `trajectories` are added to `exceptions`.
+
+        `model` is the model that ran them; its name becomes the metadata `model`.
+        """
         given = list(trajectories)
         raised: list[Any] = [*(each for each in given if isinstance(each, BaseException)), *exceptions]
         super().__init__(
             trajectories=[each for each in given if not isinstance(each, BaseException)],
             # exceptions that are read from JSON are records already
             exceptions=[failure_of(each) if isinstance(each, BaseException) else each for each in raised],
-            metadata=dict(metadata or {}),
-            logs=list(logs),
+            metadata=({} if model is None else {"model": getattr(model, "name", model)}) | dict(metadata or {}),
+            metrics=dict(metrics or {}),
+            logs=list(logs or ()),
         )
 
     def log(self, message: str) -> None:
         """Append a line to the group's `logs`."""
         self.logs.append(message)
+
+    def note_stored(self, mark: Any, group_id: str) -> None:
+        """Note that the group is stored under this id; `mark` tells where, and what of it."""
+        self._stored = mark, group_id
+
+    def stored_as(self, mark: Any) -> str | None:
+        """Return the id under which the group is stored, if `note_stored` was called with this mark last."""
+        return self._stored[1] if self._stored is not None and self._stored[0] == mark else None
 
     def as_group(self) -> Group:
         """Return the group as the `Group` record that the judge takes; nothing is stored."""
@@ -161,6 +174,12 @@ class PendingGroup:
         """Return the number of rollouts that will run."""
         return len(self._given)
 
+    def close(self) -> None:
+        """Drop rollouts that will not be run, or Python would warn that they were never awaited."""
+        for each in self._given:
+            if isinstance(each, Coroutine):
+                each.close()
+
     def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
         """Run the rollouts at the same time, and return their group."""
         return self._run().__await__()
@@ -170,18 +189,31 @@ class PendingGroup:
         return TrajectoryGroup(found, **self._rest)
 
 
+def rollouts_of(groups: Sequence[Awaitable[TrajectoryGroup]]) -> int:
+    """Return how many rollouts will run; a group that a coroutine makes counts as one, since its length is unknown."""
+    return sum(len(each) if isinstance(each, PendingGroup) else 1 for each in groups)
+
+
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 
 
 @overload
 async def gather_trajectories(
-    trajectories: Iterable[Awaitable[Trajectory]], *, pbar_desc: str | None = ..., max_exceptions: float = ...
+    trajectories: Iterable[Awaitable[Trajectory]],
+    *,
+    pbar_desc: str | None = ...,
+    max_exceptions: float = ...,
+    pbar_total_completion_tokens: bool | None = ...,
 ) -> list[Trajectory | BaseException]: ...
 
 
 @overload
 async def gather_trajectories(
-    trajectories: Iterable[Awaitable[Iterable[Trajectory]]], *, pbar_desc: str | None = ..., max_exceptions: float = ...
+    trajectories: Iterable[Awaitable[Iterable[Trajectory]]],
+    *,
+    pbar_desc: str | None = ...,
+    max_exceptions: float = ...,
+    pbar_total_completion_tokens: bool | None = ...,
 ) -> list[list[Trajectory] | BaseException]: ...
 
 
@@ -190,6 +222,7 @@ async def gather_trajectories(
     *,
     pbar_desc: str | None = "gather",
     max_exceptions: float = 0,
+    pbar_total_completion_tokens: bool | None = None,
 ) -> Sequence[Trajectory | list[Trajectory] | BaseException]:
     """Run rollouts at the same time and return their results in order; a rollout that raised gives its exception.
 
@@ -198,7 +231,9 @@ async def gather_trajectories(
         pbar_desc: text beside the progress bar; `None` shows no bar.
         max_exceptions: number of rollouts that may raise, or their share if below 1; the exception of one more is
             raised here.
+        pbar_total_completion_tokens: of older scripts; the bar shows the mean of `completion_tokens` in any case.
     """
+    _say_tokens_are_shown(pbar_total_completion_tokens)
     rollouts: list[Awaitable[Any]] = list(trajectories)
     with gathering(pbar_desc, len(rollouts), max_exceptions, None):
         found = await run_all(rollouts)
@@ -212,6 +247,7 @@ async def gather_trajectory_groups(
     max_exceptions: float = 0,
     max_metrics: int | None = None,
     after_each: AfterEach | None = None,
+    pbar_total_completion_tokens: bool | None = None,
 ) -> list[TrajectoryGroup]:
     """Run the rollouts of all groups at the same time and return the groups, in order.
 
@@ -221,10 +257,10 @@ async def gather_trajectory_groups(
         max_metrics: number of metrics shown beside the bar; `None` shows all.
         after_each: coroutine function that is called with each group when it is complete, for example to judge it. Its
             result takes the group's place in the list: one group, a list of groups, or `None` to drop the group.
+        pbar_total_completion_tokens: as for `gather_trajectories`.
     """
+    _say_tokens_are_shown(pbar_total_completion_tokens)
     waiting = list(groups)
-    # The length of a group that a coroutine makes is not known yet; it counts as one rollout.
-    total = sum(len(each) if isinstance(each, PendingGroup) else 1 for each in waiting)
 
     async def one(group: Awaitable[TrajectoryGroup]) -> list[TrajectoryGroup]:
         if isinstance(group, PendingGroup):
@@ -238,12 +274,18 @@ async def gather_trajectory_groups(
         after = there if after_each is None else await after_each(there)
         return [] if after is None else after if isinstance(after, list) else [after]
 
-    with gathering(pbar_desc, total, max_exceptions, max_metrics):
+    with gathering(pbar_desc, rollouts_of(waiting), max_exceptions, max_metrics):
         found = await at_once([one(group) for group in waiting])
     return [group for of_one in found for group in of_one]
 
 
-# --- records of the store, and metrics ---
+def _say_tokens_are_shown(asked: bool | None) -> None:
+    if asked is not None:
+        words = "pbar_total_completion_tokens: the bar shows the mean of completion_tokens in any case; leave it out"
+        warnings.warn(words, DeprecationWarning, stacklevel=3)
+
+
+# --- records of the store ---
 
 
 def translate(group: TrajectoryGroup, *, about: JSON, held_out: bool, at: float) -> Group:
@@ -257,6 +299,14 @@ def translate(group: TrajectoryGroup, *, about: JSON, held_out: bool, at: float)
     # Without a scenario the group stands alone; an empty key would make siblings of all such groups.
     scenario = _scenario(group, siblings) or f"group:{group_id}"
     return Group(group_id, scenario, "group_key", siblings, held_out=held_out)
+
+
+def content_of(group: TrajectoryGroup) -> Any:
+    """Return what changes if anything of the group changes that `translate` reads, but for a message in its place."""
+    about = repr((group.metadata, group.logs))
+    said = ((id(each), [len(history.messages_and_choices) for history in each.histories()]) for each in group)
+    return about, [(*of, repr((each.reward, each.metrics, each.metadata, each.logs)))
+                   for of, each in zip(said, group, strict=True)]  # fmt: skip
 
 
 def _recorded(trajectory: Trajectory, about: JSON, group_id: str, at: float) -> types.Trajectory:
@@ -327,25 +377,3 @@ def _scenario(group: TrajectoryGroup, siblings: Sequence[types.Trajectory]) -> s
         return f"scenario:{given.pop()}"
     first = next((each.calls[0] for each in siblings if each.calls), None)
     return None if first is None else grouping.task_key(grouping.task_of(first))
-
-
-def metrics_of(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Return the mean of the reward and of each metric over all rollouts, and two metrics of the groups.
-
-    `reward_std_dev` is the mean of the groups' standard deviations, `exception_rate` the share of rollouts that raised.
-    """
-    runs = [run for group in groups for run in group.trajectories]
-    raised = sum(len(group.exceptions) for group in groups)
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        for name, value in {**run.metrics, "reward": run.reward}.items():
-            if math.isfinite(value):
-                values[name].append(float(value))
-    found = {name: statistics.fmean(of_name) for name, of_name in values.items()}
-    # Within groups, because an update learns from these differences and not from those between scenarios.
-    rewards = [[run.reward for run in group.trajectories if math.isfinite(run.reward)] for group in groups]
-    if spreads := [statistics.stdev(of_group) for of_group in rewards if len(of_group) > 1]:
-        found["reward_std_dev"] = statistics.fmean(spreads)
-    if runs or raised:
-        found["exception_rate"] = raised / (len(runs) + raised)
-    return found

@@ -261,12 +261,12 @@ def test_mistakes_of_the_script_are_told_before_anything_is_trained(backend: Loc
         asyncio.run(train([], eval_groups=[without]))
     with pytest.raises(art.ConfigError, match="is learned from, too; evaluate on others"):
         asyncio.run(train([without], config=art.TrainConfig(eval_steps=2), eval_groups=[without]))
-    with pytest.raises(art.ConfigError, match="epsilon: is for OpenPipe ART's own trainer"):
-        asyncio.run(train([], _config={"epsilon": 0.2}))
+    with pytest.raises(art.ConfigError, match="plot_tensors=True has no meaning here: `art-patch report`"):
+        asyncio.run(train([], _config={"plot_tensors": True}))
     with pytest.warns(UserWarning, match="micro_batch_tokens"), pytest.raises(art.ConfigError):
         asyncio.run(train([], _config={"logprob_calculation_chunk_size": 8}))
-    with pytest.raises(art.ConfigError, match="LocalBackend"):
-        art.TrainableModel(name="a", project="b", base_model="c", _internal_config={})
+    with pytest.raises(art.ConfigError, match=r"tinker_args=.* has no meaning here.*LocalBackend"):
+        art.TrainableModel(name="a", project="b", base_model="c", _internal_config={"tinker_args": {}})
     with pytest.raises(art.ConfigError, match="not registered"):
         make_model(base).openai_client()
 

@@ -11,7 +11,8 @@ import pytest
 
 import art_patch as art
 from art_patch.rollouts import model_runtime
-from art_patch.rollouts.trajectory_group import metrics_of, translate
+from art_patch.rollouts.history import metrics_of
+from art_patch.rollouts.trajectory_group import translate
 from tests.support.scripted import choice
 
 USER: Any = {"role": "user", "content": "hi"}

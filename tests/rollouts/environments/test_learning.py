@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from art_patch.rollouts.trajectory_group import metrics_of
+from art_patch.rollouts.history import metrics_of
 from art_patch.store import open_store
 from tests.support.tiny import make_tiny_model
 

@@ -59,6 +59,8 @@ def ruler_sync(
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: Rubric | str | None = None,
     tools: Sequence[JSON] | None = None,
+    *,
+    debug: bool = False,
     **judge: Any,
 ) -> list[TrajectoryScore]:
     """Score attempts at one task against each other; an empty list for no attempts. `ruler` is the async version.
@@ -69,6 +71,7 @@ def ruler_sync(
         extra_litellm_params: further arguments of `litellm.completion`, such as `reasoning_effort`.
         rubric: what makes an attempt good, in words; the default rubric if omitted.
         tools: the tools that the attempts could call, as OpenAI JSON.
+        debug: true prints each score and the judge's reason for it.
         judge: further arguments of `Judge`, such as `base_url`, `api_key` and `budget`.
 
     Raises:
@@ -79,7 +82,7 @@ def ruler_sync(
     siblings = [as_run(str(n), said, tools or (), what="ruler") for n, said in enumerate(message_lists, start=1)]
     # The order is shuffled by the group's id. With a fixed id, the first attempt would always stand in the same place.
     group = Group(secrets.token_hex(16), "ruler", "group_key", tuple(siblings))
-    scored = ruler_score_group_sync(group, judge_model, extra_litellm_params, rubric, **judge)
+    scored = ruler_score_group_sync(group, judge_model, extra_litellm_params, rubric, debug=debug, **judge)
     assert scored is not None  # nothing is swallowed here
     return [TrajectoryScore(t.id, t.scores[-1].comment or "", t.scores[-1].value) for t in scored.trajectories]
 
@@ -91,6 +94,7 @@ def ruler_score_group_sync(
     rubric: Rubric | str | None = None,
     *,
     swallow_exceptions: bool = False,
+    debug: bool = False,
     **judge: Any,
 ) -> AnyGroup | None:
     """Score the siblings of one group against each other. `ruler_score_group` is the async version.
@@ -110,6 +114,9 @@ def ruler_score_group_sync(
             return None
         raise
     scored = with_scores(asked, report.scores)
+    if debug:
+        for number, sibling in enumerate(scored.trajectories, start=1):
+            print(f"[RULER] {number}: {sibling.scores[-1].value:g}: {sibling.scores[-1].comment}")
     return cast("AnyGroup", scored if isinstance(group, Group) else cast("Rankable", group).ranked(scored))
 
 
