@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import GenericAlias
+from types import GenericAlias, ModuleType
 from typing import Any
 
 import art_patch
@@ -219,13 +219,14 @@ def test_the_public_signatures():
     shown = {
         name: str(inspect.signature(getattr(art_patch, name)))
         for name in art_patch.__all__
-        if not isinstance(getattr(art_patch, name), type | GenericAlias)
+        if not isinstance(getattr(art_patch, name), type | GenericAlias | ModuleType)
     }
     assert shown.keys() == {
-        "auto_trajectory", "bind", "capture_auto_trajectory", "correct", "current_trajectory", "evaluate",
-            "feedback_url", "flush",
-        "gather_trajectories", "gather_trajectory_groups", "group", "limit_concurrency", "patch", "replayable", "retry",
-        "reward", "same_policy", "score", "span", "start", "status", "suppress", "trajectory", "unpatch", "wrap",
+        "auto_trajectory", "bind", "capture_auto_trajectory", "capture_yielded_trajectory", "correct",
+        "current_trajectory", "evaluate", "feedback_url", "flush", "gather_trajectories", "gather_trajectory_groups",
+        "group", "limit_concurrency", "patch", "replayable", "retry", "reward", "same_policy", "score", "span", "start",
+        "status", "suppress", "train_sft_from_file", "trajectory", "trajectory_group_batches", "unpatch", "wrap",
+        "yield_trajectory",
     }  # fmt: skip
 
 

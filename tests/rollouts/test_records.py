@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import art_patch as art
-from art_patch.rollouts import model_runtime
-from art_patch.rollouts.history import metrics_of
+from art_patch.rollouts import history
 from art_patch.rollouts.trajectory_group import translate
 from tests.support.scripted import choice
 
@@ -78,17 +77,17 @@ def test_a_scenario_without_a_name_is_known_by_its_words():
 def test_what_groups_came_to():
     runs = [art.Trajectory(reward=reward, metrics={"won": reward > 0}) for reward in (0.0, 1.0, math.nan)]
     group = art.TrajectoryGroup([*runs, ValueError("x")])
-    assert metrics_of([group]) == {
+    assert history.metrics_of([group]) == {
         "won": pytest.approx(1 / 3), "reward": 0.5, "reward_std_dev": pytest.approx(0.5**0.5), "exception_rate": 0.25,
     }  # fmt: skip
-    assert metrics_of([]) == {}
+    assert history.metrics_of([]) == {}
 
 
 def test_the_best_step_is_that_with_the_highest_mean_and_the_later_of_equal_ones(tmp_path: Path):
-    assert model_runtime.best_step(tmp_path, "val/reward", [0, 1]) is None
+    assert history.best_step(tmp_path, "val/reward", [0, 1]) is None
     for step, reward in ((0, 1.0), (1, 3.0), (1, 0.0), (2, 1.5), (3, 9.0)):
-        model_runtime.note(tmp_path, step=step, split="val", metrics={"reward": reward}, at=1.0)
-    with (tmp_path / model_runtime.HISTORY).open("a") as file:
+        history.note(tmp_path, step=step, split="val", metrics={"reward": reward}, at=1.0)
+    with (tmp_path / history.HISTORY).open("a") as file:
         file.write('{"step": 0, "val/rew')
-    assert model_runtime.best_step(tmp_path, "val/reward", [0, 1, 2]) == 2
-    assert model_runtime.best_step(tmp_path, "val/other", [0, 1, 2]) is None
+    assert history.best_step(tmp_path, "val/reward", [0, 1, 2]) == 2
+    assert history.best_step(tmp_path, "val/other", [0, 1, 2]) is None
