@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from art_patch import errors, serving, settings
 from art_patch.rollouts.forms import TrainSettings
@@ -24,6 +24,16 @@ from art_patch.types import Policy
 
 # Weak, so that a backend that the script has dropped is not kept alive until the interpreter ends.
 _open: weakref.WeakSet["LocalBackend"] = weakref.WeakSet()
+
+
+# Methods of OpenPipe ART's backends that cannot exist here, and what to do instead.
+_ABSENT = {
+    "_experimental_pull_from_s3": "all files are in the project's directory; copy that, or `art-patch policies import`",
+    "_experimental_push_to_s3": "all files are in the project's directory; copy that, or `art-patch policies export`",
+    "_experimental_pull_model_checkpoint": "run `art-patch policies export NAME@STEP DIRECTORY`",
+    "_experimental_fork_checkpoint": "run `art-patch policies fork NAME@STEP --as OTHER` before the script",
+    "_experimental_deploy": "run `art-patch policies push NAME@STEP OWNER/REPOSITORY`",
+}
 
 
 class Closed:
@@ -69,6 +79,14 @@ class LocalBackend:
         self._base_url = base_url
         self._runtimes: dict[tuple[str, str], ModelRuntime] = {}
         _open.add(self)
+
+    if not TYPE_CHECKING:  # a type checker would take every attribute for one that exists
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an `AttributeError`, which says for OpenPipe ART's methods what to do instead."""
+            if name in _ABSENT:
+                raise AttributeError(f"LocalBackend has no {name}: {_ABSENT[name]}; leave it out")
+            raise AttributeError(f"LocalBackend has no attribute {name!r}")
 
     async def register(self, model: Model[Any]) -> None:
         """Open the store of the model's project, and for a `TrainableModel` start its engine or use the one that runs.

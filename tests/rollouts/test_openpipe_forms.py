@@ -44,6 +44,16 @@ def test_each_name_is_here_or_says_what_takes_its_place(name: str):
     assert hasattr(art, str(told.value).partition("write art.")[2].split(",")[0].split("(")[0])
 
 
+def test_a_method_of_its_backend_that_cannot_exist_says_what_to_do_instead(tmp_path: Path):
+    backend: Any = art.LocalBackend(path=tmp_path)
+    with pytest.raises(
+        AttributeError, match="no _experimental_push_to_s3: .*`art-patch policies export`; leave it out"
+    ):
+        backend._experimental_push_to_s3
+    with pytest.raises(AttributeError, match="has no attribute 'push'"):
+        backend.push
+
+
 def test_modules_have_the_names_that_scripts_import_from_them():
     from art_patch.rewards import ruler, ruler_score_group
     from art_patch.rewards.ruler import ruler as the_same
