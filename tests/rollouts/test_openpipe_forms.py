@@ -47,11 +47,11 @@ def test_each_name_is_here_or_says_what_takes_its_place(name: str):
 def test_a_method_of_its_backend_that_cannot_exist_says_what_to_do_instead(tmp_path: Path):
     backend: Any = art.LocalBackend(path=tmp_path)
     with pytest.raises(
-        AttributeError, match="no _experimental_push_to_s3: .*`art-patch policies export`; leave it out"
+        AttributeError, match=r"no _experimental_push_to_s3: .*`art-patch policies export`; leave it out"
     ):
-        backend._experimental_push_to_s3
+        backend._experimental_push_to_s3()
     with pytest.raises(AttributeError, match="has no attribute 'push'"):
-        backend.push
+        backend.push()
 
 
 def test_modules_have_the_names_that_scripts_import_from_them():
