@@ -113,13 +113,14 @@ SHAPE: dict[str, Any] = {
 def make_model(precision: str, shape: Mapping[str, Any] = SHAPE, device: str = "cpu") -> Any:
     """A random Qwen3 with a LoRA that is not zero; equal arguments give equal weights."""
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     torch.manual_seed(0)
-    with torch.device(device):
-        base: Any = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096, dtype="float32"))
-    if precision == "bf16":
-        base = base.to(torch.bfloat16)
+    with torch.device(device):  # in its precision from the start: 32 B in float32 fill no card
+        base: Any = AutoModelForCausalLM.from_config(
+            Qwen3Config(**shape, max_position_embeddings=4096),
+            dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        )
     model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=LINEARS, task_type="CAUSAL_LM"))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():  # B starts at zero; then A would have no gradient
