@@ -154,8 +154,9 @@ _EXEMPT = {
     ),
     "art_patch/patching/sdk/surfaces.py:compile_match": "the user's own",
     "art_patch/settings.py:_is_pattern": "the user's own",
-    "art_patch/policies/adoption.py:_own": "the adapter's own, on names of its layers, in the command that imports it",
-    "art_patch/policies/validation.py:_check_targets": "the adapter's own, on names of the base model's modules",
+    "art_patch/policies/adoption.py:_check_patterns": "the adapter's own, matched with nothing yet",
+    "art_patch/policies/adoption.py:_own": "the adapter's own, of which `check_pattern` refuses what may take forever",
+    "art_patch/policies/validation.py:_check_targets": "the same",
     "art_patch/store/backends/urls.py:_LOGIN": "a setting: the URL of the store",
     "art_patch/training/families.py:_ROUTER": "names of the base model's modules",
 }

@@ -6,11 +6,14 @@ means stdout for writing and stdin for reading.
 """
 
 import json
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -47,6 +50,7 @@ STREAM = "-"
 _PAGE_ROWS = 200
 _GROUP_ROWS = 1_000  # of a Parquet file: fewer make it slow to read, more keep more in memory
 _MAGIC = b"PAR1"
+_LINE_BYTES = 256 << 20  # no run is as long, and a file without line ends must not fill the memory
 
 Row = Mapping[str, Any]
 Write = Callable[[Row], None]
@@ -90,8 +94,8 @@ def reading(path: str) -> Generator[Callable[[], Iterator[tuple[str, Row]]]]:
     A missing file raises `ConfigError`; the function raises `MalformedFile` with the place of a malformed row.
     """
     with _opened(path) as file:
-        magic = file.read(len(_MAGIC))
         name = "stdin" if path == STREAM else path
+        magic = _part(file.read, len(_MAGIC), name)
         # By content and not by name, because stdin has no name.
         read = _read_parquet if magic == _MAGIC else _read_lines
 
@@ -112,13 +116,14 @@ def _opened(path: str) -> Generator[IO[bytes]]:
             yield file
         return
     try:
-        file = open(path, "rb")  # noqa: SIM115 - `with` here would also catch the OSErrors of the caller's block
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for somebody who writes
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        # A pipe (`<(...)` of a shell) cannot be read twice.
-        if not file.seekable():
-            raise ConfigError(f"{path} is no file; give `-` and send it to stdin")
+    # A pipe (`<(...)` of a shell) cannot be read twice, and a device such as /dev/zero has no end.
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no file; name one, or give `-` and send it to stdin")
+    with open(descriptor, "rb") as file:
         yield file
 
 
@@ -131,7 +136,10 @@ def _lines_writer(file: IO[bytes]) -> Generator[Write]:
 
 
 def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(partial(_part, file.readline, _LINE_BYTES + 1, name), b""), 1):
+        if len(line) > _LINE_BYTES:
+            most = f"{_LINE_BYTES >> 20} MiB"
+            raise MalformedFile(f"{name}, line {number}: longer than {most}; put one object on each line")
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which Windows editors write
         if not line.strip():
@@ -150,6 +158,13 @@ def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Row]]:
         if not isinstance(row, dict):
             raise MalformedFile(f"{name}, {place}: not an object; put one object on each line")
         yield place, cast("Row", row)
+
+
+def _part(read: Callable[[int], bytes], size: int, name: str) -> bytes:
+    try:
+        return read(size)
+    except OSError as error:  # a disk that fails, or a share that is gone
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:

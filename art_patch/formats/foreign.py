@@ -27,6 +27,7 @@ Message = dict[str, Any]
 Messages = Sequence[Message]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MOST_MESSAGES = 4_096  # each answer becomes a call with all messages before it
 _NO_METADATA = {
     "messages", "prompt", "completion", "chosen", "rejected", "tools", "functions", "parallel_tool_calls", "input",
     "preferred_output", "non_preferred_output", "score_chosen", "score_rejected", "scenario_key", "group_id",
@@ -77,7 +78,8 @@ def kind_of(row: Row) -> ImportFormat:
     known = (
         "messages; conversations; prompt; prompt, completion; prompt, chosen, rejected; input, preferred_output, ..."
     )
-    raise MalformedFile(f"no known format has the keys {', '.join(sorted(row)) or '(none)'} (known: {known})")
+    keys = ", ".join(sorted(row)[:10])[:200] or "(none)"
+    raise MalformedFile(f"no known format has the keys {keys} (known: {known})")
 
 
 def _pair(row: Row, key: str, at: float) -> list[Bundle]:
@@ -103,12 +105,12 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
     else:
         prompt = _messages(given, "prompt" if "chosen" in row else "input.messages", role="user")
     tools = _tools(cast("Row", source))
-    scenario = row.get("scenario_key")
+    scenario = _scenario(row)
     # Without a key of its own, the prompt makes the scenario, so that pairs on one prompt are found together.
     prompt_hash = hashlib.blake2b(verbatim(prompt) + b"\0" + verbatim(tools), digest_size=16).hexdigest()
     group: dict[str, Any] = {
         "id": f"{key[:24]}-pair",
-        "scenario_key": scenario if isinstance(scenario, str) else f"{IMPORTED}:{prompt_hash}",
+        "scenario_key": f"{IMPORTED}:{prompt_hash}" if scenario is None else scenario,
         "how": IMPORTED,
         "held_out": False,
         "state": "dead",  # nothing to train on here, nor for the judge to do
@@ -121,11 +123,17 @@ def _pair(row: Row, key: str, at: float) -> list[Bundle]:
         value = usual if value is None else value
         # To Python, `True` is a number, too.
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise MalformedFile(f"score_{place} must be a number, not {value!r}")
+            raise MalformedFile(f"score_{place} must be a number, not {value!r:.50}")
         own = _bundle(f"{key[:24]}-{place}", row, prompt, rest, tools, at).trajectory
         score = Score(f"{own.id}-score", own.id, "reward", float(value), "user", at, comment=f"{IMPORTED}: {place}")
         pair.append(Bundle(replace(own, scores=(score,)), group=group))
     return pair
+
+
+def _scenario(row: Row) -> str | None:
+    key = row.get("scenario_key")
+    # As the store writes texts that have no UTF-8: it compares this key with those that it knows.
+    return key.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00") if isinstance(key, str) else None
 
 
 def _bundle(key: str, row: Row, prompt: Messages, rest: Messages, tools: Messages, at: float) -> Bundle:
@@ -133,7 +141,7 @@ def _bundle(key: str, row: Row, prompt: Messages, rest: Messages, tools: Message
     if parallel is None and isinstance(row.get("input"), dict):
         parallel = row["input"].get("parallel_tool_calls")
     if not isinstance(parallel, bool | None):
-        raise MalformedFile(f"parallel_tool_calls must be true or false, not {parallel!r}")
+        raise MalformedFile(f"parallel_tool_calls must be true or false, not {parallel!r:.50}")
     params = {} if parallel is None else {"parallel_tool_calls": parallel}
     messages = [*prompt, *rest]
     last = len(messages) - 1
@@ -161,12 +169,11 @@ def _bundle(key: str, row: Row, prompt: Messages, rest: Messages, tools: Message
         )
         for number, place in enumerate(places or [len(messages)])
     )
-    scenario = row.get("scenario_key")
     info = TrajectoryInfo(
         id=key,
         started_at=at,
         origin=IMPORTED,
-        scenario_key=scenario if isinstance(scenario, str) else None,
+        scenario_key=_scenario(row),
         metadata={name: value for name, value in row.items() if name not in _NO_METADATA and value is not None},
     )
     return Bundle(Trajectory(info, calls))
@@ -185,6 +192,8 @@ def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
         raise MalformedFile(f"{where} must be a list of messages")
+    if len(cast("list[Any]", value)) > _MOST_MESSAGES:
+        raise MalformedFile(f"{where} has more than {_MOST_MESSAGES:,} messages; cut the conversation into several")
     messages: list[Message] = []
     last_call = ""
     for index, each in enumerate(cast("list[Any]", value)):
@@ -216,7 +225,7 @@ def _messages(value: Any, where: str, *, role: str = "") -> list[Message]:
 
 def _check(message: Message, path: str) -> None:
     if message.get("role") not in _ROLES:
-        raise MalformedFile(f"{path}.role must be one of {', '.join(_ROLES)}, not {message.get('role')!r}")
+        raise MalformedFile(f"{path}.role must be one of {', '.join(_ROLES)}, not {message.get('role')!r:.50}")
     content = message.get("content")
     if not isinstance(content, str | list | None):
         raise MalformedFile(f"{path}.content must be a text or a list of parts")
@@ -226,7 +235,7 @@ def _check(message: Message, path: str) -> None:
     if content is None and message["role"] != "assistant":
         raise MalformedFile(f"{path}.content is missing")
     if message.get("weight", 0) not in (0, 1):
-        raise MalformedFile(f"{path}.weight must be 0 or 1, not {message['weight']!r}")
+        raise MalformedFile(f"{path}.weight must be 0 or 1, not {message['weight']!r:.50}")
 
 
 def _tool_calls(value: Any, path: str) -> list[Message]:
@@ -263,7 +272,7 @@ def _tools(row: Row) -> list[Message]:
     if isinstance(value, str):  # TRL's way for tables that would fill schemas with nulls
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MalformedFile(f"tools is a text that is no JSON: {error}") from None
     if value is None and (functions := row.get("functions")) is not None:
         if not isinstance(functions, list):

@@ -54,7 +54,7 @@ def _conversation(value: Any, where: str) -> list[dict[str, Any]]:
             raise MalformedFile(f"{path} must be an object")
         said, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         if not isinstance(said, str) or said.lower() not in _ROLES:
-            raise MalformedFile(f"{path}.from must be one of {', '.join(_ROLES)}, not {said!r}")
+            raise MalformedFile(f"{path}.from must be one of {', '.join(_ROLES)}, not {said!r:.50}")
         if not isinstance(text, str):
             raise MalformedFile(f"{path}.value must be a text")
         message: dict[str, Any] = {"role": _ROLES[said.lower()], "content": text}

@@ -11,9 +11,10 @@ the files, and its manifest has their sha256.
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,12 +29,12 @@ from art_patch.pipeline.train_policy import adapter_of, check_can_train, next_st
 from art_patch.store import Filter, Store
 from art_patch.types import JSON, Policy, Trajectory
 
-Lines = list[tuple[str, Sequence[Trajectory]]]
+Lines = Iterator[tuple[str, Sequence[Trajectory]]]
 """Lines of training files: the place, such as `chat.jsonl, line 3`, and what `formats.bundles_of` made of the line."""
 
 _HELD_OUT = "held out for the gate"
 _RECORDED = 32  # runs: enough to see how the engine renders a prompt
-_EVERY = 200  # lines between two reports of progress
+_EVERY = 200  # lines that are in memory at a time, and between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,10 @@ class FileTraining:
 
 
 def read_files(files: Iterable[str], *, now: float) -> Lines:
-    """Read and check all lines of training files; the first one that is wrong raises a `MalformedFile` with its place.
+    """Yield all lines of training files; the first one that is wrong raises a `MalformedFile` with its place.
 
     Files of JSON lines or Parquet, each line in any format of `formats.bundles_of` that has an answer to learn.
     """
-    lines: Lines = []
     for file in files:
         if file == formats.STREAM:
             raise ConfigError("a file is read twice, once for its sha256, so `-` cannot be given; name a file")
@@ -70,8 +70,7 @@ def read_files(files: Iterable[str], *, now: float) -> Lines:
                     runs = [bundle.trajectory for bundle in formats.bundles_of(row, at=now)]
                 except MalformedFile as error:
                     raise MalformedFile(f"{file}, {place}: {error}; nothing was trained") from None
-                lines.append((f"{Path(file).name}, {place}", runs))
-    return lines
+                yield f"{_name(file)}, {place}", runs
 
 
 def train_on_files(
@@ -89,7 +88,8 @@ def train_on_files(
         Busy: a cycle is running.
     """
     at = time.time() if now is None else now
-    lines = read_files(files, now=at)
+    total = sum(1 for _ in read_files(files, now=at))  # all are checked before anything is done
+    sums = _sums(files)
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         leader, tested = held.store.ledger.leader(), held.store.ledger.challenger()
         if leader is None:
@@ -104,8 +104,10 @@ def train_on_files(
         run = Cycle(held.store, judge, config, held.guarding(progress), at, engine, adapters, who)
         check_can_train(run, leader)
         start, _ = start_of(run.store.ledger.policies(), leader, config.train.start)
-        rows = _rows(run, leader, lines)
-        job = _begun(run, _job(run, leader, start, rows, files))
+        rows = _rows(run, leader, read_files(files, now=at), total)
+        if _sums(files) != sums:
+            raise MalformedFile("a file was changed while it was read; nothing was trained; run the command again")
+        job = _begun(run, _job(run, leader, start, rows, sums))
         run.metrics["train"] = dict(job.metrics)
         policy = run_job(run, leader, job)
         metrics = run.metrics["train"]
@@ -115,20 +117,38 @@ def train_on_files(
         )  # fmt: skip
 
 
-def _rows(run: Cycle, leader: Policy, lines: Lines) -> training.FileRows:
+def _name(file: str, *, whole: bool = False) -> str:
+    """Return the name of a file, or its path, as the store can hold it: a file may be named by any bytes."""
+    return (file if whole else Path(file).name).encode("utf-8", "backslashreplace").decode()
+
+
+def _sums(files: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of each file by its name, or by its path if another has that name."""
+    sums: dict[str, str] = {}
+    for file in files:
+        name = _name(file)
+        try:
+            with open(file, "rb") as opened:
+                sums[_name(file, whole=name in sums)] = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise MalformedFile(f"{file} can no longer be read: {error.strerror}; nothing was trained") from error
+    return sums
+
+
+def _rows(run: Cycle, leader: Policy, lines: Lines, total: int) -> training.FileRows:
     chosen = Filter(policy=leader.name)
     recorded = [key for _, key in run.store.browse.ids(chosen, limit=_RECORDED)]
     text = base_text(leader.base, run.store.read.trajectories(recorded))
-    left = _not_held_out(run, lines)
-    held_out = [place for place, runs in lines if not runs or runs[0].id not in left]
+    held_out: list[str] = []
 
-    def counted() -> Iterable[tuple[str, Sequence[Trajectory]]]:
-        for number, (place, runs) in enumerate(lines):
-            if number % _EVERY == 0:
-                run.progress("read", number, len(lines))
-            if runs[0].id in left:
-                yield place, runs
-        run.progress("read", len(lines), len(lines))
+    def counted() -> Lines:
+        for number in range(0, total, _EVERY):
+            run.progress("read", number, total)
+            page = list(islice(lines, _EVERY))
+            left = _not_held_out(run, page)
+            held_out.extend(place for place, runs in page if runs[0].id not in left)
+            yield from (each for each in page if each[1][0].id in left)
+        run.progress("read", total, total)
 
     found = training.rows_of_file(counted(), text.renderer(), max_tokens=run.config.train.max_tokens)
     if held_out:
@@ -139,7 +159,7 @@ def _rows(run: Cycle, leader: Policy, lines: Lines) -> training.FileRows:
     return found
 
 
-def _not_held_out(run: Cycle, lines: Lines) -> set[str]:
+def _not_held_out(run: Cycle, lines: Sequence[tuple[str, Sequence[Trajectory]]]) -> set[str]:
     """Return the ids of the first trajectories of all lines that a gate will not ask about, as far as is known."""
     firsts = [runs[0] for _, runs in lines]
     keys = {each.id: key for each in firsts if (key := scenario_key_of(each, run.config)) is not None}
@@ -147,8 +167,7 @@ def _not_held_out(run: Cycle, lines: Lines) -> set[str]:
     return {each.id for each in firsts if (key := keys.get(each.id)) not in known or not known[key or ""].held_out}
 
 
-def _job(run: Cycle, leader: Policy, start: Policy, rows: training.FileRows, files: Sequence[str]) -> training.TrainJob:
-    sums = {Path(file).name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+def _job(run: Cycle, leader: Policy, start: Policy, rows: training.FileRows, sums: JSON) -> training.TrainJob:
     metrics: dict[str, Any] = {"start": start.name, "files": sums}
     metrics["left_out"] = {reason: count for reason, (count, _) in rows.left_out.items()}
     if since := start.metrics.get("train", {}).get(CORRECTIONS_UPTO):

@@ -25,13 +25,15 @@ from art_patch.errors import AdapterRejected, HubError
 from art_patch.policies import files
 from art_patch.policies.base_models import BaseModel, load_model
 from art_patch.policies.copies import is_repository
-from art_patch.policies.evidence import ANY_RANK, MOST_BYTES, SETTINGS, Evidence, Received
+from art_patch.policies.evidence import ANY_RANK, MOST_BYTES, Evidence, Received, settings_of
 from art_patch.policies.files import CONFIG, MANIFEST, WEIGHTS
-from art_patch.policies.validation import LORA_KEY, Probe, check_content, lora_key
+from art_patch.policies.validation import LORA_KEY, Probe, check_config, check_content, check_pattern, lora_key
 
 _LAYERS = ("layers_to_transform", "layers_pattern", "exclude_modules")  # the weights say which layers there are
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _PROBE_TOKENS = 48
+_MOST_KEYS = 4_096  # of a pattern
+_MOST_FILLED = 8  # times the size of the file
 _QUESTION = ({"role": "user", "content": "What is 2 + 2? Say it in one word, and why that is so."},)
 
 
@@ -107,8 +109,9 @@ def read_lora(directory: Path, base: BaseModel, *, sha256: str | None = None) ->
         raise AdapterRejected(f"{directory}: {WEIGHTS} has the sha256 {found}, not {sha256}: it is another LoRA")
     plain, uniform = _uniform(name, config, weights)
     rank, _ = check_content(name, plain, uniform, base, max_rank=ANY_RANK)
-    kept = {key: plain[key] for key in SETTINGS if key in plain}
-    probe = _probe(name, {**config, "base_model_name_or_path": str(base.directory)}, weights, base)
+    kept = settings_of(plain)
+    found_in = {key: config[key] for key in ("r", "lora_alpha", *_PATTERNS) if key in config}
+    probe = _probe(name, kept | found_in, weights, base)
     entry = None if probe is None else probe.entry()
     return Received(kept, uniform, rank, Evidence(policy=name[:64]), {"weights_sha256": found}, entry)
 
@@ -124,10 +127,18 @@ def _uniform(name: str, config: Mapping[str, Any], weights: bytes) -> tuple[dict
         raise AdapterRejected(f"{name}: {WEIGHTS} is not a whole safetensors file ({error}).") from error
     layers = {match["module"] for key in tensors if (match := LORA_KEY.fullmatch(key))}
     plain = {key: value for key, value in config.items() if key not in (*_LAYERS, *_PATTERNS)}
+    named: Any = config.get("target_modules")
+    if not isinstance(named, str | list | None):
+        raise AdapterRejected(f"{name}: {CONFIG}: target_modules = {named!r:.100}. Give the list of module names.")
+    if isinstance(named, list) and (left := [key for key in layers if not f".{key}".endswith(_ends(named))]):
+        raise AdapterRejected(f"{name}: {WEIGHTS} holds {files.some(sorted(left))}, which target_modules does not name")
+    # In place of a pattern, too: one of a stranger might take forever, and the weights say which layers there are.
     plain["target_modules"] = sorted(layers)
-    ranks = {layer: tensors[lora_key(layer, "A")].shape[0] for layer in layers if lora_key(layer, "A") in tensors}
+    check_config(name, plain, ANY_RANK)
+    ranks = _ranks(layers, tensors)
     if not any(config.get(pattern) for pattern in _PATTERNS) or set(ranks) != layers:
         return plain, weights  # as it is; what is wrong with it, its check says
+    _check_patterns(name, config, ranks, tensors, len(weights))
     import torch
 
     most, root = max(ranks.values()), bool(config.get("use_rslora"))
@@ -140,6 +151,56 @@ def _uniform(name: str, config: Mapping[str, Any], weights: bytes) -> tuple[dict
         tensors[lora_key(layer, "B")] = torch.cat([up * scale, fill[1]], 1).contiguous()
     alpha = int(usual * most) if (usual * most).is_integer() else usual * most
     return plain | {"r": most, "lora_alpha": alpha, "use_rslora": False}, save(tensors)
+
+
+def _ends(names: list[Any]) -> tuple[str, ...]:
+    return tuple(f".{name}" for name in names)
+
+
+def _ranks(layers: set[str], tensors: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the rank of each layer whose A and B are matrices of numbers that fit one another."""
+    pairs: dict[str, list[Any]] = {layer: [tensors.get(lora_key(layer, side)) for side in "AB"] for layer in layers}
+    return {
+        layer: pair[0].shape[0]
+        for layer, pair in pairs.items()
+        if all(side is not None and side.dim() == 2 and side.is_floating_point() for side in pair)
+        and pair[0].shape[0] == pair[1].shape[1]
+    }
+
+
+def _check_patterns(
+    name: str, config: Mapping[str, Any], ranks: Mapping[str, int], tensors: Mapping[str, Any], size: int
+) -> None:
+    """Refuses patterns that are no numbers by names or are not of these weights, and what would fill the memory."""
+    for pattern in _PATTERNS:
+        values: Any = config.get(pattern) or {}
+        if not isinstance(values, dict) or len(values) > _MOST_KEYS:
+            raise AdapterRejected(
+                f"{name}: {CONFIG}: {pattern} must be a number by name of layer, {_MOST_KEYS:,} at most"
+            )
+        for key, value in values.items():
+            if type(value) not in (int, float) or not 0 < value < ANY_RANK:
+                raise AdapterRejected(
+                    f"{name}: {CONFIG}: {pattern} of {key:.100} is {value!r:.100}, no positive number"
+                )
+            check_pattern(name, pattern, key)
+            try:
+                re.compile(key)
+            except re.error as error:
+                raise AdapterRejected(f"{name}: {CONFIG}: {pattern} has {key!r:.100}, no pattern ({error})") from error
+    for layer, rank in ranks.items():
+        if rank != (said := _own(config, "rank_pattern", layer, "r")):
+            raise AdapterRejected(f"{name}: {layer} has the rank {rank}, and {CONFIG} says {said:g}: save both anew")
+    filled = 4 * max(ranks.values()) * sum(sum(tensor.shape) - rank for rank, tensor in _sides(ranks, tensors))
+    if filled > _MOST_FILLED * size + (64 << 20):
+        raise AdapterRejected(
+            f"{name}: with one rank for all layers, as engines need it, it would have {filled >> 20:,} MiB in place of "
+            f"{size >> 20:,}; train it with ranks that are nearer to one another"
+        )
+
+
+def _sides(ranks: Mapping[str, int], tensors: Mapping[str, Any]) -> list[tuple[int, Any]]:
+    return [(rank, tensors[lora_key(layer, side)]) for layer, rank in ranks.items() for side in "AB"]
 
 
 def _own(config: Mapping[str, Any], pattern: str, layer: str, otherwise: str) -> float:
@@ -168,9 +229,14 @@ def _probe(name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft asks transformers by old names
-        (Path(work) / CONFIG).write_text(json.dumps(_told_to_peft(config)))
+        (Path(work) / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": str(base.directory)}))
         (Path(work) / WEIGHTS).write_bytes(weights)
-        model: Any = PeftModel.from_pretrained(load_model(base.directory, dtype=dtype), work).to(device).eval()
+        whole = load_model(base.directory, dtype=dtype)
+        try:
+            model: Any = PeftModel.from_pretrained(whole, work).to(device).eval()
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise AdapterRejected(f"{name}: PEFT cannot load it ({type(error).__name__}: {why})") from error
         ids_BT = torch.tensor([ids_T], device=device)
         with torch.inference_mode():
             tuned_TV = model(input_ids=ids_BT).logits[0, :-1].float().log_softmax(-1)
@@ -181,8 +247,3 @@ def _probe(name: str, config: Mapping[str, Any], weights: bytes, base: BaseModel
     if not all(map(math.isfinite, tuned)):
         raise AdapterRejected(f"{name}: what PEFT computes with it is not finite; it cannot be served")
     return Probe(tuple(ids_T), tuned, bare, str(dtype).removeprefix("torch."), tuple(targets_T1.squeeze(1).tolist()))
-
-
-def _told_to_peft(config: Mapping[str, Any]) -> dict[str, Any]:
-    known = (*SETTINGS, *_LAYERS, *_PATTERNS, "base_model_name_or_path")
-    return {key: config[key] for key in known if key in config}

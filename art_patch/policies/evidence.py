@@ -32,10 +32,7 @@ MOST_BYTES = 8 << 30
 _MOST_EVIDENCE = 64 << 10  # characters, as JSON: it is kept in the store, and shown
 _LATEST = 253_402_300_800.0  # the year 10000, which no calendar prints
 # Of `adapter_config.json`. Other settings name code or places of another machine, or are not served anyway.
-SETTINGS = (
-    "peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "lora_dropout",
-    "inference_mode",
-)  # fmt: skip
+_SETTINGS = ("peft_type", "r", "lora_alpha", "target_modules")
 
 
 class _Part(BaseModel):
@@ -204,10 +201,17 @@ def read_copy(directory: Path, base: Base, *, sha256: str | None = None) -> Rece
     config = files.parse_object(name, CONFIG, contents[CONFIG])
     rank, _ = check_content(name, config, contents[WEIGHTS], base, max_rank=ANY_RANK)
     probe = read_probe(name, manifest, base)
-    kept = {key: config[key] for key in SETTINGS if key in config}
+    kept = settings_of(config)
     entry = None if probe is None else probe.entry()
     origin = {"manifest_sha256": found}
     return Received(kept, contents[WEIGHTS], rank, _evidence(directory, manifest), origin, entry)
+
+
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns what an `adapter_config.json` that was checked says of the weights; all else of it is ours."""
+    ours = {"task_type": "CAUSAL_LM", "bias": "none", "lora_dropout": 0.0, "inference_mode": True}
+    kept = {key: config[key] for key in _SETTINGS if key in config}
+    return {**kept, **ours, "use_rslora": bool(config.get("use_rslora"))}
 
 
 def _evidence(directory: Path, manifest: dict[str, Any]) -> Evidence:

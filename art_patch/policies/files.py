@@ -224,10 +224,11 @@ def read_file(directory: Path, file: str, max_bytes: int) -> bytes:
             f"{directory.name}: {file} cannot be read ({error.strerror}). Publish the adapter with publish_adapter().",
             final=False,
         ) from error
+    info = os.fstat(descriptor)  # of what was opened, whatever bears the name by now
+    if not stat.S_ISREG(info.st_mode):
+        os.close(descriptor)
+        raise AdapterRejected(f"{directory.name}: {file} is not a plain file. Publish the adapter again.")
     with open(descriptor, "rb") as handle:
-        info = os.fstat(descriptor)  # of what was opened, whatever bears the name by now
-        if not stat.S_ISREG(info.st_mode):
-            raise AdapterRejected(f"{directory.name}: {file} is not a plain file. Publish the adapter again.")
         if info.st_size > max_bytes:
             raise AdapterRejected(
                 f"{directory.name}: {file} has {info.st_size} bytes, more than the limit of {max_bytes}. "

@@ -177,7 +177,7 @@ def check_content(
 
     Returns the rank and the names of the base model's modules that the LoRA changes, or raises `AdapterRejected`.
     """
-    rank = _check_config(name, config, max_rank)
+    rank = check_config(name, config, max_rank)
     try:
         tensors = cast("list[tuple[str, dict[str, Any]]]", deserialize(weights))
     except SafetensorError as error:
@@ -195,7 +195,8 @@ def check_content(
     return rank, tuple(sorted(sides))
 
 
-def _check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
+def check_config(name: str, config: Mapping[str, Any], max_rank: int) -> int:
+    """Checks the settings in `adapter_config.json`, but for `target_modules`; returns the rank."""
     if config.get("peft_type") != "LORA":
         raise AdapterRejected(
             f"{name}: {CONFIG}: peft_type is {config.get('peft_type')!r:.100}; only 'LORA' is served."
@@ -279,6 +280,7 @@ def _check_size(name: str, config: Mapping[str, Any], rank: int, sides: Mapping[
 def _check_targets(name: str, targets: object, found: set[str], base: BaseModel) -> None:
     modules = [key.removesuffix(".weight") for key in base.weight_shapes if key.endswith(".weight")]
     if isinstance(targets, str) and targets != "all-linear":
+        check_pattern(name, "target_modules", targets)
         try:
             expected = {module for module in modules if re.fullmatch(targets, module)}
         except re.error as error:
@@ -296,6 +298,15 @@ def _check_targets(name: str, targets: object, found: set[str], base: BaseModel)
         raise AdapterRejected(
             f"{name}: {WEIGHTS} holds {some(surplus)}, which target_modules does not name: it would be left out "
             "silently. Save config and weights of the same adapter."
+        )
+
+
+def check_pattern(name: str, where: str, pattern: str) -> None:
+    """Refuses a regular expression that may take forever on the name of a module."""
+    most = len(re.findall(r"[*+{]", pattern)) <= 3 and len(re.findall(r"[?|]", pattern)) <= 12
+    if not most or re.search(r"\)[*+{?]", pattern):
+        raise AdapterRejected(
+            f"{name}: {CONFIG}: {where} has the pattern {pattern!r:.100}, which may take forever; write out the names"
         )
 
 

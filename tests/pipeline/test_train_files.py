@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.policies import MANIFEST
 from art_patch.rewards import Judge
 from art_patch.training import read_job
+from art_patch.training.data import supervised
 from art_patch.types import KnownScenario
 from tests.support.cycles import TRAINING, Place, rewarded_traffic
 
@@ -138,6 +140,13 @@ def test_what_cannot_be_learned_is_counted_with_its_first_place(place: Place, tm
         ({"conversations": [{"from": "boss", "value": "x"}]}, "line 2: conversations[0].from must be one of"),
         ({"conversations": [{"from": "gpt", "value": 3}]}, "line 2: conversations[0].value must be a text"),
         ({**TRL_PAIR, "rejected": []}, "line 2: rejected must be a list of messages"),
+        ({**OPENAI, "tools": "[" * 100_000}, "line 2: tools is a text that is no JSON"),
+        ({"messages": [{"role": "x" * 10_000, "content": ""}]}, f"not '{'x' * 49}; nothing was trained"),
+        (
+            {f"k{n}": 1 for n in range(100_000)},
+            "line 2: no known format has the keys k0, k1, k10, k100, k1000, k10000, k",
+        ),
+        ({"messages": [USER, FOUR] * 2_049}, "line 2: messages has more than 4,096 messages"),
     ],
 )
 def test_a_wrong_line_is_one_error_and_nothing_is_trained(place: Place, tmp_path: Path, line: Any, words: str):
@@ -148,6 +157,52 @@ def test_a_wrong_line_is_one_error_and_nothing_is_trained(place: Place, tmp_path
     assert words in str(raised.value)
     assert str(file) in str(raised.value)
     assert place.stages == []
+
+
+def test_half_a_character_is_counted_and_compared_as_the_store_writes_it(place: Place, tmp_path: Path):
+    half = {"messages": [USER, {"role": "assistant", "content": "\ud800"}]}
+    done = train(place, written(tmp_path / "a.jsonl", {**OPENAI, "scenario_key": "\ud800\0"}, half))
+    assert done.left_out == {"it holds half of a surrogate pair, which is no character": (1, "a.jsonl, line 2")}
+    place.store.transfers.add_groups(
+        {"x": {"id": "\ud800", "scenario_key": "\udfff", "how": "imported", "held_out": False, "state": "formed"}
+         | {"created_at": 1.0}},
+    )  # fmt: skip
+
+
+def test_of_a_long_conversation_only_what_fits_is_rendered(place: Place, tmp_path: Path):
+    """Each answer has all messages before it: rendering all 2,000 would take minutes."""
+    config = replace(ONE_STEP, train=replace(ONE_STEP.train, max_tokens=64))
+    done = train(place, written(tmp_path / "a.jsonl", {"messages": [USER, FOUR] * 2_000}), config=config)
+    assert (done.demonstrations, done.left_out) == (1, {})
+
+
+def test_what_is_no_file_is_told_and_a_file_that_changes_meanwhile_trains_nothing(place: Place, tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for odd in ("/dev/zero", "/proc/self/mem", *map(str, (tmp_path, tmp_path / "fifo", tmp_path / "link"))):
+        with pytest.raises(ConfigError, match=rf"{odd} (is no file; name one|cannot be read: )"):
+            train(place, odd)
+    file, other = written(tmp_path / "a.jsonl", OPENAI), Path(written(tmp_path / "b.jsonl", TRL_PAIR))
+
+    def swap(stage: str, done: int, total: int, note: str = "") -> None:
+        other.replace(file) if stage == "read" and other.exists() else None
+
+    with pytest.raises(MalformedFile, match="a file was changed while it was read"):
+        train_on_files(place.store, place.adapters, ONE_STEP, [file], who="test", progress=swap, now=100.0)
+    assert place.states() == {"agent@0": "champion"}
+    # Two files of one name are both on record.
+    (tmp_path / "more").mkdir()
+    train(place, written(tmp_path / "a.jsonl", OPENAI), written(tmp_path / "more/a.jsonl", TRL_PAIR))
+    manifest = json.loads((place.adapters / "agent@1" / MANIFEST).read_text())
+    assert len(manifest["data"]["files"]) == 2
+    odd = train(place, written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")), SHAREGPT)).policy
+    assert place.store.ledger.history(policy=odd.name)[0]["reason"] == r"trained on \udcff.jsonl"
+
+
+def test_more_than_an_update_can_hold_is_told(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervised, "MOST_TOKENS", 30)
+    with pytest.raises(ConfigError, match=r"the lines before a.jsonl, line \d have more than 30 tokens"):
+        train(place, written(tmp_path / "a.jsonl", *[OPENAI] * 9))
 
 
 def test_the_tools_of_sharegpt_are_calls_with_ids(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

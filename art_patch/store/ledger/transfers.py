@@ -18,6 +18,7 @@ from art_patch.errors import ConfigError
 from art_patch.store.backends.database import Database, Part, decide_alone
 from art_patch.store.ledger.decisions import add_scenarios, insert_policy, note, policy_of
 from art_patch.store.queries.loading import rows_in
+from art_patch.store.rows import storable
 from art_patch.store.schema import tables
 from art_patch.types import JSON, Policy
 
@@ -123,6 +124,7 @@ class Transfers(Part):
 
         A group that the store has already stays as it is, and so does a trajectory that is in a group already.
         """
+        groups = {key: {name: storable(value) for name, value in group.items()} for key, group in groups.items()}
         by_id = {group["id"]: group for group in groups.values()}  # each member brings its group
         if not by_id:
             return

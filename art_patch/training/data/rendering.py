@@ -106,7 +106,10 @@ class Renderer:
             raise Unusable("the chat template refuses the messages") from None
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        except (TypeError, UnicodeEncodeError):  # the package tokenizers takes half of a surrogate pair for no text
+            raise Unusable("it holds half of a surrogate pair, which is no character") from None
 
     def _upto_end(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         end_ids = end_ids_of(self.tokenizer, self.family)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from art_patch.errors import ConfigError
 from art_patch.formats import Unusable, corrected, right_and_wrong
 from art_patch.training.data.rendering import Renderer
 from art_patch.training.data.rows import Row, Turn, cut, merge
@@ -298,6 +299,8 @@ def _ended(choice: Choice) -> bool:
 
 # --- training files ---
 
+MOST_TOKENS = 20_000_000  # of the rows of a file; each takes about 100 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
@@ -312,33 +315,46 @@ def rows_of_file(lines: Iterable[tuple[str, Sequence[Trajectory]]], renderer: Re
     """Returns the rows of a training file, whose lines are given as `formats.bundles_of` makes trajectories of them.
 
     A line is its place, such as `line 3`, with one trajectory, all of whose answers are imitated, or with two, of which
-    the first is preferred. Answers of `weight: 0` are not learned. A line counts as often as it is there.
+    the first is preferred. Answers of `weight: 0` are not learned. A line counts as often as it is there. Raises
+    `ConfigError` if there is more to learn than an update can hold in memory.
     """
     rows: list[Row] = []
     pairs: list[Pair] = []
     left_out: dict[str, tuple[int, str]] = {}
+    tokens = 0
     for place, runs in lines:
+        if tokens > MOST_TOKENS:
+            raise ConfigError(
+                f"the lines before {place} have more than {MOST_TOKENS:,} tokens, and an update holds all in memory; "
+                "cut the file into several, and train on one after the other"
+            )
         try:
-            found = [merge(_answers(run, renderer)) for run in runs]
+            found = [merge(_answers(run, renderer, max_tokens)) for run in runs]
             if len(found) == 1:
                 kept = cut(found[0], max_tokens)
                 if not kept:
                     raise Unusable("longer than max_tokens")
                 rows += kept
+                tokens += sum(len(row.ids_T) for row in kept)
             elif any(len(of_run) != 1 for of_run in found):
                 raise Unusable("the run forks into several rows")
             else:
                 ((chosen,), (rejected,)) = found
                 pairs.append(_pair(chosen, rejected, "file", max_tokens))
+                tokens += len(chosen.ids_T) + len(rejected.ids_T)
         except Unusable as reason:
             number, first = left_out.get(str(reason), (0, place))
             left_out[str(reason)] = number + 1, first
     return FileRows(tuple(rows), tuple(pairs), left_out)
 
 
-def _answers(run: Trajectory, renderer: Renderer) -> list[Turn]:
-    answers = [(call, choice.message) for call in run.calls for choice in call.choices]
-    turns = [renderer.turn(call, answer) for call, answer in answers if answer.get("weight") != 0]
+def _answers(run: Trajectory, renderer: Renderer, max_tokens: int) -> list[Turn]:
+    turns: list[Turn] = []
+    for call in run.calls:
+        # What comes after this many tokens is cut off: to render it, too, would take minutes of a long conversation.
+        if turns and len(turns[-1].prompt_ids) > max_tokens:
+            break
+        turns += [renderer.turn(call, each.message) for each in call.choices if each.message.get("weight") != 0]
     if not turns:
         raise Unusable("no answer")
     return turns
