@@ -35,8 +35,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,14 @@ class Section:
         if self.name == "correctness":  # it computes on both sides
             self.correctness()
             return
-        with card_side(self.cpu):
+        with self.card_side():
             {"attention": self.attention, "step": self.step}.get(self.name, self.sizes)()
+
+    def card_side(self) -> AbstractContextManager[None]:
+        """With `--cpu`, what is for the card takes the way that it takes there, with a stand-in for the kernel."""
+        from tests.support.flash_stand_in import as_on_cuda
+
+        return as_on_cuda() if self.cpu else nullcontext()
 
     def tell(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -276,7 +282,7 @@ class Section:
         model = with_lora(make_model(kind, hidden_size=64, max_position_embeddings=128))
         device = self.device if card else "cpu"
         model = model.to(device, getattr(self.torch, dtype))
-        with card_side(self.cpu and card):
+        with self.card_side() if card else nullcontext():
             scorer = Scorer(model)
             if not scorer.shares:
                 raise RuntimeError(f"row by row: {scorer.why_apart}")
@@ -353,24 +359,6 @@ class Section:
             from tests.benchmarks.grpo_step import WORK, runs
 
             WORK.update(siblings=runs(1, 8, 24, 4, 0, 1), turns=runs(1, 8, 16, 4, 4, 2))
-
-
-@contextmanager
-def card_side(cpu: bool) -> Iterator[None]:
-    """With `--cpu`, what is for the card takes the way that it takes there, with a stand-in for the kernel."""
-    if not cpu:
-        yield
-        return
-    from art_patch.training import attention, flash
-    from tests.support.flash_stand_in import flash_stand_in
-
-    before = attention._place, flash.takes
-    attention._place, flash.takes = (lambda _: "gpu"), (lambda *_: True)
-    try:
-        with flash_stand_in():
-            yield
-    finally:
-        attention._place, flash.takes = before
 
 
 def distances(found: tuple[Any, Any], exact: tuple[Any, Any]) -> tuple[float, float]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from art_patch.training import attention, flash
+
 
 @contextmanager
 def flash_stand_in() -> Iterator[None]:
@@ -24,6 +26,18 @@ def flash_stand_in() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """While it runs, attention over trees is computed as on CUDA, in any precision, by the stand-in."""
+    before = attention._place, flash.takes
+    attention._place, flash.takes = (lambda _: "gpu"), (lambda *_: True)
+    try:
+        with flash_stand_in():
+            yield
+    finally:
+        attention._place, flash.takes = before
 
 
 def _runs(query_edges: Tensor, key_edges: Tensor) -> Iterator[tuple[slice, slice]]:

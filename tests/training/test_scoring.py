@@ -15,6 +15,7 @@ from art_patch.training.data.packing import packs_of
 from art_patch.training.loop.loading import fuse
 from art_patch.training.scoring import Scorer
 from tests.support.families import CONFIGS, SEEING, logits_of, make_model, make_model_that_sees, with_lora
+from tests.support.flash_stand_in import as_on_cuda
 
 APART = {
     "gemma2": "Unsupported: Gemma2Attention asks for softcap",
@@ -91,6 +92,17 @@ def test_packed_is_as_one_by_one(model_type: str):
     assert_same(outcome(scorer, packed), apart)
     fuse(packed)
     assert_same(outcome(scorer, packed), apart)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "mistral", "gemma3_text", "gpt_oss", "deepseek_v3"])
+def test_packed_is_as_one_by_one_as_on_cuda(model_type: str):
+    """Windows, sinks, and values of another width, in whole models."""
+    plain, packed = tuned_model(model_type), tuned_model(model_type)
+    apart = outcome(Scorer(plain, share=False), plain)
+    with as_on_cuda():
+        scorer = Scorer(packed)
+        assert scorer.shares, scorer.why_apart
+        assert_same(outcome(scorer, packed), apart)
 
 
 @pytest.mark.parametrize("chunk", [4, 16])
