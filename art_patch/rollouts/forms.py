@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from openai.types.chat.chat_completion import Choice
 
+from art_patch._lib.own_environment import gpus
 from art_patch.errors import ConfigError
 from art_patch.rollouts.trajectory import Trajectory
 from art_patch.rollouts.trajectory_group import SCENARIO, TrajectoryGroup
@@ -199,6 +200,12 @@ _INTERNAL_HARMLESS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("peft_args", "use_rslora"): (False,),
     ("peft_args", "modules_to_save"): (None,),
 }
+# Of vLLM: they change its speed or memory and not what it answers, so a script runs without them.
+_ONLY_SPEED = frozenset({
+    "block_size", "disable_custom_all_reduce", "disable_log_requests", "disable_log_stats", "enable_chunked_prefill",
+    "enforce_eager", "max_num_batched_tokens", "max_num_seqs", "max_seq_len_to_capture", "num_scheduler_steps",
+    "preemption_mode", "swap_space",
+})  # fmt: skip
 _SECTIONS = ("engine_args", "server_args", "init_args", "peft_args", "trainer_args")
 
 
@@ -214,6 +221,13 @@ def internal_config(*given: Mapping[str, Any] | None) -> InternalConfig:
                 )
             for name, value in cast("Mapping[str, Any]", values or {}).items():
                 if value in _INTERNAL_HARMLESS.get((section, name), ()):
+                    continue
+                if section == "engine_args" and name in _ONLY_SPEED:
+                    words = "changes the speed or memory of OpenPipe ART's engine and is not used; leave it out"
+                    warnings.warn(f"{name}={value!r} {words}", stacklevel=2)
+                    continue
+                if name == "gpu_memory_utilization" and not gpus():
+                    warnings.warn(f"{name}={value!r} is not used: there is no GPU here", stacklevel=2)
                     continue
                 if (places := _INTERNAL.get((section, name))) is None:
                     raise ConfigError(

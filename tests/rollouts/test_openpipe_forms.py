@@ -120,8 +120,9 @@ def test_a_setting_without_a_meaning_is_refused_and_not_ignored(given_: dict[str
         train_config(given_)
 
 
-def test_settings_of_engine_and_trainer_are_translated():
+def test_settings_of_engine_and_trainer_are_translated(monkeypatch: pytest.MonkeyPatch):
     dev = art.dev
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     found = internal_config(
         dev.InternalModelConfig(
             engine_args=dev.EngineArgs(max_model_len=2048, gpu_memory_utilization=0.7, enable_lora=True),
@@ -140,11 +141,19 @@ def test_settings_of_engine_and_trainer_are_translated():
     assert asdict(found.over(mine)) == asdict(art.TrainConfig(**found.train | {"lora_rank": 4}))
 
 
+def test_a_setting_of_the_engines_speed_is_told_and_not_used(monkeypatch: pytest.MonkeyPatch):
+    with pytest.warns(UserWarning, match="enforce_eager=True changes the speed or memory"):
+        assert internal_config({"engine_args": {"enforce_eager": True}}) == internal_config()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.warns(UserWarning, match="gpu_memory_utilization=0.8 is not used: there is no GPU here"):
+        assert internal_config({"init_args": {"gpu_memory_utilization": 0.8}}) == internal_config()
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"trainer_gpu_ids": [0]}, "trainer_gpu_ids=.* has no meaning here"),
-        ({"engine_args": {"swap_space": 4}}, "engine_args: swap_space=4 has no meaning here"),
+        ({"engine_args": {"quantization": "awq"}}, "engine_args: quantization='awq' has no meaning here"),
         ({"init_args": {"full_finetuning": True}}, "full_finetuning"),
         ({"peft_args": {"use_rslora": True}}, "use_rslora"),
     ],
