@@ -11,7 +11,7 @@
     │   ├── ModelNotFound         9   the base model cannot be loaded
     │   ├── PortInUse            10   another process listens there
     │   └── AdapterRejected      11   the adapter is unsafe or does not fit; it was not loaded
-    ├── JudgeError                7   the judge is missing or gave no valid scores
+    ├── JudgeError                7   the judge or teacher is missing or gave no valid scores
     ├── StoreError                8   the store cannot be opened, read or written
     │   ├── StoreTooNew          12   the store was written by a newer release
     │   └── NotFound             19   there is no such policy, or no store; nothing was changed
@@ -84,7 +84,7 @@ class AdapterRejected(EngineError, exit_code=11):
 
 
 class JudgeError(ArtPatchError, exit_code=7):
-    """The judge is not configured, cannot be reached, or gave no valid scores."""
+    """The judge, or the teacher in its place, is not configured, cannot be reached, or gave no valid scores."""
 
 
 class StoreError(ArtPatchError, exit_code=8):

@@ -41,10 +41,9 @@ class Settings(BaseModel):
     own store. A process has one project, and others for single clients (`wrap(client, project=...)`)."""
 
     store: Annotated[str | None, Option(env=True)] = Field(default=None, repr=False)
-    """Database of the project: a file, or a URL. Write a path, `sqlite:///PATH`, or
-    `postgresql+psycopg://user@host/database` where several machines share the store. Default:
-    `<home>/<project>/store.db`. The URL may hold a password, so it is never shown. A store holds any number of
-    projects, each with rows of its own. `?options=-csearch_path%3DSCHEMA` names another schema than `public`."""
+    """Database of the project: a path, `sqlite:///PATH`, or `postgresql+psycopg://user@host/database` for a store that
+    several machines and projects share; `?options=-csearch_path%3DSCHEMA` names another schema than `public`. Default:
+    `<home>/<project>/store.db`. The URL may hold a password, so it is never shown."""
 
     mode: Annotated[Mode, Option(env=True)] = "route"
     """Who answers the app's calls: off, record, shadow, canary or route. `route`: the champion, or upstream if there is
@@ -104,8 +103,7 @@ class Settings(BaseModel):
     leave without a word, so a canary is promoted only if it is better with silence counted as 0, too."""
 
     canary_ramp: bool = True
-    """Whether the canary's share of the sessions grows by itself to 20 and 50 percent while nothing speaks against the
-    canary, and falls to the first share if something does."""
+    """Whether a canary's share grows by itself to 20 and 50 percent, and falls back if something speaks against it."""
 
     canary_sessions: int = Field(default=20, ge=1)
     """Sessions that the canary and the champion each need before the canary may be promoted."""
@@ -129,8 +127,7 @@ class Settings(BaseModel):
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
-    """File with the engine's key, mode 600, for apps on other machines. Default: `engine.key` in the project's
-    directory, where `art-patch serve` keeps a copy of its key."""
+    """File with the engine's key, mode 600. Default: `engine.key` in the project's directory, by `art-patch serve`."""
 
     engines: tuple[str, ...] = ()
     """Addresses that may be engines, such as `http://10.0.0.7:8700/v1`, separated by commas in the variable. Default:
@@ -160,9 +157,8 @@ class Settings(BaseModel):
     """Whether new threads and thread pools inherit the surrounding trajectory."""
 
     integrations: Literal["auto", "off"] | tuple[str, ...] = "auto"
-    """Frameworks whose runs, steps and tools are recorded. `auto`: each framework whose integration is installed, as
-    soon as the app imports it. `off`: none. Or import names such as `langchain_core`, separated by commas in the
-    variable; then a missing integration is an error. An integration stays active until the process ends."""
+    """Frameworks whose runs, steps and tools are recorded. `auto`: each whose integration is installed, once the app
+    imports it. `off`: none. Or import names such as `langchain_core`, between commas; a missing one is an error."""
 
     queue_mib: int = Field(default=64, ge=1)
     """Memory for recorded calls that are not in the spool yet, in MiB. Calls beyond it are dropped and counted."""
@@ -178,13 +174,11 @@ class Settings(BaseModel):
     """Seconds between two looks at mode, champion and engine in the store. A look takes about a millisecond."""
 
     group_across: bool = False
-    """Whether prompts with the same words are the same task even if system prompts or tools differ. By default a change
-    of the system prompt makes each question a new task."""
+    """Whether prompts with the same words are the same task even if system prompts or tools differ. Default: no."""
 
     holdout_users: bool = False
-    """Whether a fifth of the users, instead of the tasks, is held out for the gate, by a hash of the user id. A task
-    that users of both sides have stays on its first user's side; a run without a user id is held out by its task.
-    Set it from the start: earlier runs stay on their side."""
+    """Whether a fifth of the users, not of the tasks, is held out for the gate, by a hash of the user id. A task of
+    both sides stays on its first user's; a run without a user goes by its task. Set it from the start: runs stay."""
 
     embeddings: str | None = None
     """Embedding model that finds different wordings of one task, from each run's first user message. Default: words are
@@ -205,6 +199,15 @@ class Settings(BaseModel):
     judge_api_key: str | None = Field(default=None, repr=False)
     """API key of the judge. Default: the key that litellm finds in the environment."""
 
+    teacher: Annotated[str | None, Option(env=True)] = None
+    """Model from which `retrain` learns in place of a judge, by its log-probabilities: a name on `teacher_base_url`."""
+
+    teacher_base_url: Annotated[str | None, Option(env=True)] = None
+    """Address of the teacher, ending in /v1: `/completions` there has `echo`. No default: tokens of runs are sent."""
+
+    teacher_api_key: str | None = Field(default=None, repr=False)
+    """API key of the teacher."""
+
     rubric: Annotated[str | None, Option(env=True)] = None
     """Rubric for the judge: a file, or the text itself. Default: RULER's rubric."""
 
@@ -217,16 +220,13 @@ class Settings(BaseModel):
     are not named keep their weight. Weight 0 leaves a criterion out. `@module:function` is your own rule."""
 
     checks: Annotated[tuple[str, ...], Option(name="check")] = ()
-    """Function that scores a trajectory, as `module:function`; may be repeated. The job stores what it returns beside
-    the judge's scores. In the variable, several are separated by commas."""
+    """Function that scores a trajectory, as `module:function`; may be repeated, in the variable between commas."""
 
     feedback_secret: str | None = Field(default=None, min_length=16, repr=False)
-    """Secret that signs feedback links. The app and `art-patch feedback serve` need the same one. Default: a key file
-    in the project's directory, which is enough if both run on one machine."""
+    """Secret that signs feedback links, for app and `art-patch feedback serve`. Default: a key file of the project."""
 
     feedback_base_url: str | None = None
-    """Public address of `art-patch feedback serve` in links, such as `https://feedback.example.com`. Default: the
-    address that the server on this machine last used."""
+    """Address of `art-patch feedback serve` in links. Default: the one that the server on this machine last used."""
 
     notify: str | None = Field(default=None, repr=False)
     """Addresses that `serve` and `retrain` tell of promotions and alarms, between spaces: URLs of apprise, such as
@@ -270,9 +270,9 @@ class Settings(BaseModel):
     @field_validator("redact", mode="before")
     @classmethod
     def _is_redaction(cls, value: Any) -> Any:
-        if not (value is None or value == "secrets" or callable(value)):
-            raise ValueError(f"{value!r} cannot redact; give 'secrets' or a function from text to text")
-        return value
+        if value is None or value == "secrets" or callable(value):
+            return value
+        raise ValueError(f"{value!r} cannot redact; give 'secrets' or a function from text to text")
 
     @field_validator("integrations", mode="before")
     @classmethod
@@ -285,7 +285,7 @@ class Settings(BaseModel):
     @field_validator("engines", "imitate_models", mode="before")
     @classmethod
     def _are_texts(cls, value: Any) -> Any:
-        # Any text is taken: a variable with a wrong value is ignored, and then every address would be allowed.
+        # Any text is taken: a wrong value would be ignored, and then every address would be allowed.
         return tuple(each.strip().rstrip("/") for each in (value.split(",") if isinstance(value, str) else value))
 
     @field_validator("checks", mode="before")
@@ -297,7 +297,7 @@ class Settings(BaseModel):
                 raise ValueError(f"{name!r} names no check; write module:function, several separated by commas")
         return names
 
-    @field_validator("base_url", "judge_base_url", "gate_judge_base_url", "embeddings_base_url", "feedback_base_url")
+    @field_validator(*(f"{of}base_url" for of in ("", "judge_", "gate_judge_", "teacher_", "embeddings_", "feedback_")))
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from art_patch import grouping, insights, rewards, store
+from art_patch import grouping, insights, pipeline, rewards, store
 from art_patch._lib.lazy import uncollected
 from art_patch._lib.option import Option
 from art_patch.cli.output import answer, one_line
@@ -280,9 +280,18 @@ class Judging(JudgeModel):
         self.require_prices(judge.model)
         return judge
 
-    def limited_judges(self, chosen: Settings) -> tuple[rewards.Judge, rewards.Judge | None]:
-        """Return the judge and the gate's own, or `None`, that the settings name; they share the options' budget."""
+    def limited_judges(
+        self, chosen: Settings, *, max_tokens: int = 32_768
+    ) -> tuple[rewards.OrderedJudge, rewards.Judge | None]:
+        """Return the judge, or the teacher in its place, and the gate's own or `None`, that the settings name.
+
+        They share the options' budget. A teacher reads at most `max_tokens` of a row.
+        """
         budget = rewards.Budget(self.max_usd, self.max_calls)
+        if chosen.teacher is not None:
+            # A rubric alone is for a judge, and there may be none.
+            own = chosen if chosen.gate_judge is not None else chosen.model_copy(update={"gate_rubric": None})
+            return _make_teacher(chosen, budget, max_tokens), _make_gate_judge(own, budget)
         judges = make_judge(chosen, budget), _make_gate_judge(chosen, budget)
         self.require_prices(*(judge.model for judge in judges if judge is not None))
         return judges
@@ -306,6 +315,16 @@ def make_judge(
         budget=budget,
         max_prompt_tokens=max_prompt_tokens,
     )
+
+
+def _make_teacher(chosen: Settings, budget: rewards.Budget, max_tokens: int) -> pipeline.TeacherJudge:
+    if chosen.teacher is None or chosen.teacher_base_url is None:
+        raise ConfigError(
+            f"teacher names {chosen.teacher} and no address; give --teacher-base-url (ART_PATCH_TEACHER_BASE_URL), as "
+            "http://127.0.0.1:8000/v1: tokens of recorded runs would be sent there, so it is not guessed"
+        )
+    teacher = rewards.Teacher(chosen.teacher, chosen.teacher_base_url, chosen.teacher_api_key, budget=budget)
+    return pipeline.TeacherJudge(teacher, max_tokens=max_tokens)
 
 
 def _make_gate_judge(chosen: Settings, budget: rewards.Budget) -> rewards.Judge | None:

@@ -126,7 +126,7 @@ def judge(model: str | None, installed: Installed) -> Finding:
         cure = f"pip uninstall litellm, replace every key that this machine knows, then {_INSTALL}"
         return Finding("judge", "bad", text, cure)
     if model is None:
-        return Finding("judge", "ok", "none is set; `art-patch retrain` needs one: ART_PATCH_JUDGE")
+        return Finding("judge", "ok", "none is set; `art-patch retrain` needs one (ART_PATCH_JUDGE) or a teacher")
     if missing := [name for name in ("litellm", "tenacity") if installed(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
         text = f"{model}, but {', '.join(missing)} {verb} not installed: `art-patch retrain` cannot ask it from here"

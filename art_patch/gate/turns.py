@@ -182,24 +182,31 @@ BlindComparison = tuple[Turn, Group, frozenset[str]]
 
 
 def blind_answers(
-    turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str]
-) -> tuple[Group, frozenset[str]]:
-    """Return both policies' answers as one group that names no policy, and the ids of the candidate's answers in it."""
+    turn: Turn, candidate: Sequence[Choice], champion: Sequence[Choice], *, new_id: Callable[[], str],
+    exact: bool = False,
+) -> tuple[Group, frozenset[str]]:  # fmt: skip
+    """Return both policies' answers as one group that names no policy, and the ids of the candidate's answers in it.
+
+    `exact` keeps tokens and log-probabilities, which only a teacher reads.
+    """
 
     def run(choice: Choice) -> Trajectory:
         key = new_id()
         call = replace(turn.call, id=new_id(), trajectory_id=key, choices=(replace(choice, index=0),))
-        return Trajectory(TrajectoryInfo(key, 0.0), (_blind_call(call),))
+        return Trajectory(TrajectoryInfo(key, 0.0), (_blind_call(call, exact),))
 
     ours, theirs = tuple(map(run, candidate)), tuple(map(run, champion))
     group = Group(new_id(), turn.scenario_key, "gate", ours + theirs, held_out=True)
     return group, frozenset(one.id for one in ours)
 
 
-def _blind_call(call: Call) -> Call:
-    """Return a copy of the call with only its prompt, tools and answers: no policy, time, token or log-probability."""
+def _blind_call(call: Call, exact: bool = False) -> Call:
+    """Return a copy of the call with only its prompt, tools and answers: no policy or time, and if `exact` tokens."""
     choices = tuple(Choice(choice.index, choice.message, choice.finish_reason) for choice in call.choices)
-    return Call(call.id, call.trajectory_id, 0.0, call.requested_model, call.messages, choices, call.tools)
+    blind = Call(call.id, call.trajectory_id, 0.0, call.requested_model, call.messages, choices, call.tools)
+    if not exact:
+        return blind
+    return replace(blind, choices=call.choices, params=call.params, prompt_token_ids=call.prompt_token_ids)
 
 
 def data_hash(turns: Sequence[Turn]) -> str:
@@ -239,9 +246,12 @@ def speaks_of(run: Trajectory, policy: str) -> bool:
     return answered and all(call.policy in (policy, None) and call.fallback is None for call in run.calls)
 
 
-def blind_runs(repeated: Repeated, *, new_id: Callable[[], str]) -> BlindComparison:
+def blind_runs(repeated: Repeated, *, new_id: Callable[[], str], exact: bool = False) -> BlindComparison:
     """Return the turn, both policies' runs as one group without policy names, and the ids of the candidate's runs."""
-    siblings = tuple(Trajectory(TrajectoryInfo(r.id, 0.0), tuple(map(_blind_call, r.calls))) for r in repeated.runs)
+    siblings = tuple(
+        Trajectory(TrajectoryInfo(run.id, 0.0), tuple(_blind_call(call, exact) for call in run.calls))
+        for run in repeated.runs
+    )
     group = Group(new_id(), repeated.turn.scenario_key, "gate", siblings, held_out=True)
     return repeated.turn, group, frozenset(run.id for run in repeated.candidate)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from art_patch.pipeline.score_groups import form, group, score, to_judge
     from art_patch.pipeline.serving_upkeep import DecisionLog, ServingUpkeep
     from art_patch.pipeline.single_steps import evaluate, run_explicit_update, run_file_update
+    from art_patch.pipeline.taught import TeacherJudge
     from art_patch.pipeline.train_files import FileTraining, train_on_files
 else:
     __getattr__ = lazily()

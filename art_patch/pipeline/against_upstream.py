@@ -45,6 +45,11 @@ def compare_learner(
     A candidate (`learner`), of which the gate's verdict `gated` says that it seems better than the learner, becomes the
     learner if it is as good as upstream. `is_final`: this cycle has no better policy, so none is waited for.
     """
+    if run.teacher is not None and run.gate_judge is None:
+        run.metrics["upstream"] = {
+            "left": "upstream's answers have no tokens that a teacher can read; name a --gate-judge"
+        }
+        return None
     last: dict[str, Any] = learner.metrics.get(KEY) or {}
     if (bounds := _scenarios_to_ask(run, last)) is None:
         return _begin_late(run, learner, last, is_final=is_final)

@@ -19,6 +19,7 @@ from art_patch._lib.ids import new_id
 from art_patch._lib.option import Option
 from art_patch._lib.words import one_line, sentences, visible
 from art_patch.gate import GateConfig
+from art_patch.pipeline.taught import TeacherJudge
 from art_patch.promotion import CanaryConfig
 from art_patch.settings import Redact
 from art_patch.types import JSON
@@ -88,6 +89,11 @@ class Run:
     now: float  # when the cycle began, seconds since the epoch; all steps use this one time
     # Results of the steps, by the step's name; they become a part of the report.
     metrics: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    @property
+    def teacher(self) -> TeacherJudge | None:
+        """The teacher that is learned from in place of a judge; `None` if there is none."""
+        return self.judge if isinstance(self.judge, TeacherJudge) else None
 
 
 @dataclass(slots=True)

@@ -40,6 +40,8 @@ def run_gate(
     score.
     """
     config = config or run.config.gate
+    if run.teacher is not None:
+        run.teacher.require_same_tokens(candidate.base)
     # The candidate's step as seed: the same candidate is asked the same questions if a killed gate runs again.
     checks, seed = run.config.checks, candidate.step
     held_out = held_out_for(run, config, seed=seed, of_upstream=champion is None)
@@ -52,14 +54,14 @@ def run_gate(
         suite = ()  # upstream is not asked, so it has no answer to these
     turns = [turn for turn in held_out.turns if turn.scenario_key not in reruns.keys and is_text(turn.call)]
     answers = ask_both(run, (*turns, *suite), candidate, champion)
-    comparisons = [
-        (a.turn, *gate.blind_answers(a.turn, a.candidate.choices, a.champion.choices, new_id=new_id)) for a in answers
-    ]
+    blind = partial(gate.blind_answers, new_id=new_id, exact=run.teacher is not None)
+    comparisons = [(a.turn, *blind(a.turn, a.candidate.choices, a.champion.choices)) for a in answers]
     compared = _compared_in(answers, reruns.repeated)
     ours, theirs = ([run for one in compared for run in one.sides[side]] for side in (0, 1))
     checked = rewards.run_checks(ours, checks), rewards.run_checks(theirs, checks)
     values = _check_values(compared, checked, checks)
     given = [score for side in checked for score in side.scores]
+    who = "the judge" if run.teacher is None or run.gate_judge is not None else "the teacher"
     scored = judge_both(run, comparisons, reruns.repeated, given, judge=run.gate_judge or run.judge)
     beside = None
     if run.gate_judge is not None:
@@ -75,14 +77,14 @@ def run_gate(
     user_of = gate.NO_USERS if "users_needed" in verdict.metrics else held_out.user_of
     everything = (*answers, *map(gate.answered_in, reruns.repeated))
     findings = (
-        *_unscored(judged, reruns, config),
+        *_unscored(judged, reruns, config, who),
         *(_suite(judged, config, seed) if suite else ()),
         *gate.collapse_findings(everything, config, kl_nats=_kl_nats(candidate), seed=seed, user_of=user_of),
         *gate.failed_runs(reruns.repeated, config),
         *_check_findings(compared, checked, values, config, seed, user_of),
     )
     verdict = gate.with_findings(verdict, findings)
-    gains = _gains(scored, beside, values, compared, user_of, seed)
+    gains = _gains(scored, beside, values, compared, user_of, seed, who)
     if gains and (words := gate.gains_in_words(gains[0], gains[1:])):
         verdict = replace(verdict, reason=f"{verdict.reason}; {words}")
     asked = (*(a.turn for a in answers), *(one.turn for one in reruns.repeated), *reruns.lost)
@@ -130,11 +132,11 @@ def _upstreams(group: Group, since: float) -> Group:
     return replace(group, trajectories=tuple(runs))
 
 
-def _unscored(judged: gate.Judged, reruns: Reruns, config: gate.GateConfig) -> tuple[gate.Finding, ...]:
+def _unscored(judged: gate.Judged, reruns: Reruns, config: gate.GateConfig, who: str) -> tuple[gate.Finding, ...]:
     # Turns without a score may be exactly the bad ones, so too many of them reject.
     asked = len(judged.pairs) + len(judged.unscored)
     share = len(judged.unscored) / asked if asked else 0.0
-    words = f"the judge scored {'only ' if judged.unscored else ''}{len(judged.pairs)} of {asked} turns"
+    words = f"{who} scored {'only ' if judged.unscored else ''}{len(judged.pairs)} of {asked} turns"
     if reruns.repeated or reruns.lost:
         words += f" and runs ({len(reruns.lost)} of the scenarios that were run again were lost)"
     return (gate.Finding("unscored", share, None, config.max_unscored, share <= config.max_unscored, words),)
@@ -204,7 +206,7 @@ def judge_both(
 
     `checked` has the scores of the user's checks on the runs. `JudgeError` if an order has no score.
     """
-    runs = [gate.blind_runs(one, new_id=new_id) for one in repeated]
+    runs = [gate.blind_runs(one, new_id=new_id, exact=run.teacher is not None) for one in repeated]
     # A repeated run is scored like any run of the app: a reward by the app or by a check replaces the judge.
     known = [
         rewards.with_scores(replace(group, trajectories=one.runs), checked)
@@ -305,7 +307,7 @@ def _check_values(
 
 def _gains(
     scored: Scored, beside: Scored | None, checked: _Values, compared: Sequence[_Compared],
-    user_of: Mapping[str, str | None], seed: int,
+    user_of: Mapping[str, str | None], seed: int, who: str,
 ) -> list[gate.Gain]:  # fmt: skip
     """Return what the judge that trains, the gate's own judge, the app's rewards and the checks say, in this order."""
 
@@ -313,7 +315,7 @@ def _gains(
         pairs = (pair for pair in judge.judged.pairs if not pair[0].startswith(gate.PREFIX))
         return [pair for pair in pairs if (pair[0] in judge.own) is own]
 
-    found = {"the judge": judged(scored, False)}
+    found = {who: judged(scored, False)}
     if beside is not None:
         found = {"the training judge": judged(beside, False), "the gate's judge": judged(scored, False)}
     found["your rewards"] = judged(scored, True)

@@ -65,6 +65,7 @@ def origin(
         "demonstrations": len(job.demonstrations),
         "pairs": len(job.pairs),
         "rehearsed": len(job.rehearsed),
+        "taught": sum(row.teacher_T is not None for row in job.rows),
     }
     return {
         "parent": start.name,
@@ -165,6 +166,7 @@ class _Update(BaseModel):
     demonstrations: int
     pairs: int
     rehearsed: int
+    taught: int = 0
 
 
 class _Made(BaseModel, extra="allow"):
@@ -275,6 +277,8 @@ def _input_of(store: Store, adapters: Path, policy: Policy) -> _Input:
     if given := {key: update[key] for key in ("demonstrations", "pairs", "rehearsed") if update[key]}:
         these = ", ".join(f"{count} {what}" for what, count in given.items())
         why_not["given"] = f"it also learned from given answers, which no record tells exactly: {these}"
+    if update.get("taught"):
+        why_not["teacher"] = "it learned from a teacher's log-probabilities, which are not recorded"
     if config.early_stop is not None:
         why_not["early_stop"] = "it could be stopped early by evaluation groups, which are not recorded"
     # An evaluation changes no weight.

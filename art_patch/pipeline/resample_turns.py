@@ -245,9 +245,11 @@ def _choice(choice: dict[str, Any]) -> Choice:
 def ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion: Policy | None) -> list[gate.Answered]:
     """Let both policies answer the turns of a gate; upstream's recorded answers stand in for a missing `champion`."""
 
-    def answers_of(policy: Policy, turn: gate.Turn) -> gate.Given:
+    def answers_of(policy: Policy, turn: gate.Turn) -> Answers:
         temperature, samples = turn.call.params.get("temperature"), run.config.gate.samples
-        answers = answer_again(run.engine, policy.name, turn.call, samples, temperature=temperature)
+        return answer_again(run.engine, policy.name, turn.call, samples, temperature=temperature)
+
+    def given(answers: Answers) -> gate.Given:
         return gate.Given(answers.choices, answers.duration_ms)
 
     def both(place: int, turn: gate.Turn) -> gate.Answered:
@@ -255,12 +257,14 @@ def ask_both(run: Cycle, turns: Sequence[gate.Turn], candidate: Policy, champion
             ours = answers_of(candidate, turn)
             # Upstream's answers have no tokens, and both sides must be measured alike.
             alike = tuple(replace(choice, token_ids=None, logprobs=None) for choice in ours.choices)
-            return gate.Answered(turn, replace(ours, choices=alike), gate.Given(turn.call.choices, None))
+            return gate.Answered(turn, replace(given(ours), choices=alike), gate.Given(turn.call.choices, None))
         # The order alternates: latency is compared too, and the second policy finds the prompt in the engine's cache.
-        if place % 2:
-            theirs = answers_of(champion, turn)
-            return gate.Answered(turn, answers_of(candidate, turn), theirs)
-        return gate.Answered(turn, answers_of(candidate, turn), answers_of(champion, turn))
+        order = (champion, candidate) if place % 2 else (candidate, champion)
+        found = {policy.name: answers_of(policy, turn) for policy in order}
+        ours, theirs = found[candidate.name], found[champion.name]
+        # A turn of upstream's, or of the suite, has no tokens yet, and a teacher reads them.
+        asked = replace(turn, call=replace(turn.call, prompt_token_ids=ours.prompt_token_ids))
+        return gate.Answered(asked, given(ours), given(theirs))
 
     answers: list[gate.Answered] = []
     with ThreadPoolExecutor(_GATE_CONCURRENCY) as pool:

@@ -93,17 +93,25 @@ def score(run: Run) -> None:
         metrics["reasons"] = dict(Counter(batch.unscored.values()))
     if checked.failures:
         metrics["check_failures"] = dict(checked.failures)
-    run.metrics["score"] = metrics | (_judge_metrics(batch) if asked else {})
+    if run.teacher is not None:
+        metrics |= {"teacher": run.teacher.model, "calls": batch.calls, "prompt_tokens": batch.prompt_tokens}
+    elif asked:
+        metrics |= _judge_metrics(batch)
+    run.metrics["score"] = metrics
 
 
 def ask_first(run: Run, judge: rewards.OrderedJudge | None = None) -> None:
     """Ask the cycle's judge, or another `judge`, one small question, unless that was done in this cycle already.
 
-    Called before the engine samples anything that the judge must score, because it would be sampled for nothing. Raises
-    `JudgeError` if the judge gives no verdict. A budget that is used up is no error: groups that are not judged wait
-    for the next cycle.
+    Called before the engine samples anything that the judge must score, because it would be sampled for nothing. Of a
+    teacher it finds out whether it has the base's tokenizer, with a `ConfigError` if not. Raises `JudgeError` if the
+    judge gives no verdict. A budget that is used up is no error: groups that are not judged wait for the next cycle.
     """
     name = "judge" if judge is None else "gate judge"
+    if judge is None and run.teacher is not None:
+        leader = run.store.ledger.leader()
+        run.teacher.require_same_tokens(leader.base if leader else "")
+        return
     if name in run.metrics or (judge is None and run.metrics.get("score", {}).get("calls")):
         return
     question = {"role": "user", "content": "What is 2 + 2?"}
@@ -146,6 +154,17 @@ def _judge_groups(run: Run, asked: Sequence[Group]) -> rewards.JudgedBatch:
         # At once: after a kill, the next cycle passes these scores as `known` and does not pay for them twice.
         run.store.write(scores)
 
+    if run.teacher is not None:  # it reads tokens, and no text can talk to it
+        report = run.teacher.score_groups(
+            asked,
+            on_judgement=run.store.ledger.add_judgement,
+            progress=lambda done, total: run.progress("score", done, total),
+        )
+        batch = rewards.JudgedBatch(
+            calls=report.calls, prompt_tokens=report.prompt_tokens, cost_usd=None, scores=report.scores,
+            unscored=report.unscored,
+        )  # fmt: skip
+        return _written(run, batch)
     batch = rewards.judge_batch(
         asked,
         run.judge,
@@ -157,6 +176,10 @@ def _judge_groups(run: Run, asked: Sequence[Group]) -> rewards.JudgedBatch:
         on_judgement=run.store.ledger.add_judgement,
         progress=lambda done, total: run.progress("score", done, total),
     )
+    return _written(run, batch)
+
+
+def _written(run: Run, batch: rewards.JudgedBatch) -> rewards.JudgedBatch:
     run.store.write(batch.scores)
     for group_id, reason in batch.unscored.items():
         run.store.ledger.set_groups([group_id], "formed", reason=reason)

@@ -21,12 +21,13 @@ from typing import NamedTuple, TypeAlias
 from art_patch import training
 from art_patch._lib.version import __version__
 from art_patch.errors import ArtPatchError, TrainingError
-from art_patch.pipeline import base_check, carry_over, lineage, train_given
+from art_patch.pipeline import base_check, carry_over, lineage, taught, train_given
 from art_patch.pipeline.cycle_run import Cycle
 from art_patch.rewards import noise_of_judges, reward_noise, rewards_G
 from art_patch.types import JSON, Group, Policy, TrainedRow, Trajectory
 
 _WITHIN_NOISE = "the rewards of the siblings differ no more than the judge disagrees with itself"
+_TEACHER = "teacher"  # in an update's metrics: the model that it learns from in place of rewards
 _EVALUATED = 64  # groups; each is computed once per evaluation
 _Rows: TypeAlias = "tuple[tuple[training.Row, ...], training.RowsReport]"
 
@@ -39,6 +40,8 @@ def check_can_train(run: Cycle, champion: Policy) -> None:
     config = run.config.train
     base_check.check_base(champion.base, has_template=True, closely=False)
     training.require_packages()
+    if run.teacher is not None:
+        run.teacher.require_same_tokens(champion.base)
     if config.backend == "unsloth" or config.processes > 1:
         training.require_machine(config)
     if config.imitate_from is not None or config.prefer_from is not None:
@@ -204,6 +207,7 @@ def _still_holds(job: training.TrainJob, run: Cycle, champion: Policy, start: Po
         (job.base, job.base_sha256) == (champion.base, champion.base_sha256)
         and (job.parent, job.champion) == (adapter_of(start), adapter_of(champion))
         and job.config == run.config.train
+        and job.metrics.get(_TEACHER) == (run.teacher and run.teacher.model)
         and job.target.parent == run.adapters
         and set(job.group_ids) <= set(waiting)
         and job.trajectory_ids <= there
@@ -233,6 +237,7 @@ def make_job(
     mean_reward = sum(rewards) / len(rewards) if rewards else None
     run.metrics["train"] = {
         "start": start.name,
+        **({} if run.teacher is None else {_TEACHER: run.teacher.model}),
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "within_noise": sum(reason == _WITHIN_NOISE for _, reason in put_aside.values()),
@@ -288,6 +293,8 @@ def _made(
     kinds: list[training.GroupKind] = ["turn" if group.how == "resampled" else "run" for group in groups]
     distances = carry_over.distances_to(champion, run.store.ledger.policies())
     of_siblings = [[_rows(each, distances, config) for each in group.trajectories] for group in groups]
+    if run.teacher is not None:
+        of_siblings = _taught(run.teacher, of_siblings)
     # Siblings without rows, such as upstream's answer, do not enter the mean. They would push all trained siblings up
     # or down together, whatever the difference between these is.
     trained = [
@@ -295,6 +302,13 @@ def _made(
         for rewards, siblings in zip(rewards_of_groups, of_siblings, strict=True)
     ]
     of_groups = training.advantages_of_groups(trained, config.advantage_scale, noise=noise, kinds=kinds)
+    if run.teacher is not None:  # of a run for people; each token is learned by its own
+        of_groups = tuple(
+            tuple(taught.nearness_nats(rows) if rows else 0.0 for rows, _ in siblings)
+            if any(rows for rows, _ in siblings)
+            else None
+            for siblings in of_siblings
+        )
     made: list[_Made] = []
     each_group = zip(groups, kinds, of_siblings, trained, noise, of_groups, strict=True)
     for group, kind, siblings, rewards, error, advantages in each_group:
@@ -318,6 +332,19 @@ def _rows(trajectory: Trajectory, distances: Mapping[str, int], config: training
             why = f"not sampled within {config.max_staleness} steps of the champion"
             return (), training.RowsReport(left_out={why: len(trajectory.calls)})
     return training.rows_and_report(trajectory, max_tokens=config.max_tokens, learn_truncated=config.learn_truncated)
+
+
+def _taught(teacher: taught.TeacherJudge, of_siblings: Sequence[Sequence[_Rows]]) -> list[list[_Rows]]:
+    """Return the rows of each sibling with what the teacher says of them; those that it refuses are left out."""
+    answers = teacher.teach([row for siblings in of_siblings for rows, _ in siblings for row in rows])
+
+    def heard(rows: Sequence[training.Row], report: training.RowsReport) -> _Rows:
+        found = [next(answers) for _ in rows]
+        refused = Counter(each for each in found if isinstance(each, str))
+        kept = tuple(each for each in found if not isinstance(each, str))
+        return kept, report + training.RowsReport(left_out=refused)
+
+    return [[heard(*sibling) for sibling in siblings] for siblings in of_siblings]
 
 
 def _evaluated(

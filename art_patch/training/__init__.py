@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     )
     from art_patch.training.data.rendering import Renderer
     from art_patch.training.data.round_trip import RoundTrips, check_round_trips
-    from art_patch.training.data.rows import Anchors, Example, Row, RowsReport, rows_and_report, trained_answers
+    from art_patch.training.data.rows import (
+        Anchors, Example, Row, RowsReport, Turn, cut, merge, rows_and_report, trained_answers,
+    )
     from art_patch.training.data.supervised import FileRows, Pair, demonstrations, preferences, rows_of_file
     from art_patch.training.families import Family, family_of
     from art_patch.training.loop.job import GroupKind, Sibling, TrainGroup, TrainJob, read_job

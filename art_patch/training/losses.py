@@ -112,6 +112,16 @@ def policy_loss(batch: LossInput, config: LossConfig) -> tuple[Tensor, LossMetri
     return (loss_N / divisor_N).sum(), replace(metrics, not_finite=len(batch.logprob_N) - len(finite.logprob_N))
 
 
+def toward_teacher_N(logprob_N: Tensor, teacher_N: Tensor) -> Tensor:
+    """Returns the advantage of each token with which `policy_loss` has the gradient of KL(trained || teacher).
+
+    It is log teacher - log trained, without gradient (https://thinkingmachines.ai/blog/on-policy-distillation; GKD with
+    the reverse KL on the policy's own samples, https://arxiv.org/abs/2306.13649). Each token answers for its own
+    divergence alone, and not for what follows it.
+    """
+    return (teacher_N - logprob_N.detach()).clamp(-_LIMIT_NATS, _LIMIT_NATS)
+
+
 def _only_finite(batch: LossInput) -> LossInput:
     # Tokens are taken out rather than multiplied by 0: NaN * 0 is NaN, in the gradient too.
     per_token: dict[str, Tensor] = {f.name: v for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}

@@ -125,6 +125,15 @@ def test_the_first_retrain_says_what_leaves_and_what_is_learned_and_later_ones_d
     assert "judging sends" not in retrain(home, *judge).stdout
 
 
+def test_with_a_teacher_the_first_words_name_it(home: Path):
+    first = retrain(home, "--teacher", "big", "--teacher-base-url", "http://user:secret@teacher.example:9/v1")
+    lines = first.stdout.splitlines()
+    assert lines[1] == (
+        "learning sends the token ids of recorded prompts and answers to the teacher big at teacher.example:9"
+    )
+    assert "judging" not in first.stdout and "secret" not in first.stdout
+
+
 def test_with_json_the_first_words_are_on_stderr(home: Path):
     first = retrain(home, "--json")
     lines = warned(first.stderr).splitlines()

@@ -532,7 +532,7 @@ MALICE_CURE = 'pip uninstall litellm, replace every key that this machine knows,
 @pytest.mark.parametrize(
     ("model", "installed", "level", "text", "cure"),
     [
-        (None, {}, "ok", "none is set; `art-patch retrain` needs one: ART_PATCH_JUDGE", ""),
+        (None, {}, "ok", "none is set; `art-patch retrain` needs one (ART_PATCH_JUDGE) or a teacher", ""),
         ("openai/x", {"litellm": "1.90.0", "tenacity": "9.1"}, "ok", "openai/x, asked over litellm 1.90.0", ""),
         (
             "openai/x",

@@ -93,10 +93,15 @@ def _first_words(settings: Settings) -> Iterator[str]:
     where = store.without_password(settings.store_url)
     yield f"project {settings.project}: calls of its apps are recorded with their texts in {where}"
     embedding = f"; users' first messages go to {settings.embeddings} at {host_of(settings.embeddings_base_url)}"
-    yield (
-        f"judging sends recorded prompts, answers and tool results to {to or 'the judge that you name'}"
-        f"{embedding if settings.embeddings else ''}; `art-patch score --dry-run` shows how much"
-    )
+    more = embedding if settings.embeddings else ""
+    if settings.teacher:
+        teacher = f"{settings.teacher} at {host_of(settings.teacher_base_url)}"
+        yield f"learning sends the token ids of recorded prompts and answers to the teacher {teacher}{more}"
+    if to or not settings.teacher:
+        yield (
+            f"judging sends recorded prompts, answers and tool results to {to or 'the judge that you name'}{more}; "
+            "`art-patch score --dry-run` shows how much"
+        )
     models = ", ".join(settings.imitate_models)
     yield f"training on the provider's answers is {f'on for {models}' if models else 'off'} (ART_PATCH_IMITATE_MODELS)"
     yield (

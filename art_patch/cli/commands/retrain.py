@@ -87,10 +87,23 @@ class Suite:
         return replace(config, min_scenarios=least, max_scenarios=max(least, config.max_scenarios))
 
 
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """The options of a teacher, from which is learned in place of a judge."""
+
+    teacher: Annotated[str | None, setting("teacher")] = None
+    teacher_base_url: Annotated[str | None, setting("teacher_base_url")] = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return these options as arguments of `load_settings`."""
+        return {"teacher": self.teacher, "teacher_base_url": self.teacher_base_url}
+
+
 @command
 def retrain(
     *,
     judging: Judging,
+    teaching: Teaching,
     replays: Replays,
     resampling: ResampleConfig,
     cycle: CycleConfig,
@@ -119,8 +132,12 @@ def retrain(
     one; 6 the engine is down; 7 the judge failed; 8 the store cannot be used; 13 the update failed. The docs list all
     codes. A failed cycle never changes which policy serves.
     """
-    own = {"promotion": promotion, "canary_percent": canary_percent, "max_loss": max_loss}
-    settings = project.settings(**judging.as_settings(), **suite.as_settings(), **own, imitate_models=imitate_models)
+    own: dict[str, Any] = {"promotion": promotion, "canary_percent": canary_percent, "max_loss": max_loss}
+    own |= {"imitate_models": imitate_models} | teaching.as_settings()
+    settings = project.settings(**judging.as_settings(), **suite.as_settings(), **own)
+    if settings.teacher is not None:
+        cycle = replace(cycle, min_group_size=1)  # each token is compared with the teacher's, and no run with another
+        _require_taught(train, loss, advantage_scale)
     # Dr. GRPO does not divide advantages by the spread of a group's rewards.
     scale = advantage_scale or ("none" if loss.name == "dr_grpo" else "batch")
     train = replace(train, loss=loss, advantage_scale=scale, imitate_models=settings.imitate_models)
@@ -166,7 +183,7 @@ def _retrain(
         if not project.answered(facts):
             say_cycle(facts)
         return facts
-    judge, gate_judge = judging.limited_judges(settings)
+    judge, gate_judge = judging.limited_judges(settings, max_tokens=config.train.max_tokens)
     engine = serving.EngineClient.of_route(settings, opened.ledger.route())
     if engine is None:
         raise EngineError("no engine is running, so no candidate could be tested; start `art-patch serve` first")
@@ -179,6 +196,13 @@ def _retrain(
     if not project.answered(facts := asdict(report)):
         say_cycle(facts)
     return facts
+
+
+def _require_taught(train: TrainConfig, loss: LossConfig, advantage_scale: Scale | None) -> None:
+    """Raise `ConfigError` if an option is given that has no effect where a teacher is learned from."""
+    given = {"--anchor-weight": train.anchor_weight, "--kl": loss.kl_coefficient, "--advantage-scale": advantage_scale}
+    if left := [name for name, value in given.items() if value]:
+        raise ConfigError(f"each token is learned by its own distance from the teacher; leave out {' and '.join(left)}")
 
 
 def with_settings(config: CycleConfig, settings: Settings) -> CycleConfig:

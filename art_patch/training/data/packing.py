@@ -64,6 +64,7 @@ class Pack:
     example_N: Ids  # index among the E of the example that each sampled token belongs to
     advantage_N: np.typing.NDArray[np.float64]  # advantage of each sampled token
     examples_E: Ids  # index of each example in the sequence given to `packs_of`
+    teacher_N: Floats | None = None  # log-probability of each sampled token under the teacher, if there is one
 
     @property
     def tokens(self) -> int:
@@ -144,6 +145,7 @@ def _pack(examples: Sequence[Example], order: Sequence[int]) -> Pack:
             [np.array(each.token_advantages or (each.advantage,) * each.sampled, dtype=np.float64) for each in examples]
         ),
         examples_E=np.array(order, dtype=np.int64),
+        teacher_N=of_sampled("teacher_T", np.float32) if all(row.teacher_T for _, row in owned) else None,
     )
 
 

@@ -45,6 +45,9 @@ class Row:
     sampled_T: tuple[bool, ...]  # whether the policy sampled the token; only sampled tokens are trained
     logprobs_T: tuple[float, ...]  # under the policy that sampled the token, at its temperature; 0 for other tokens
     temperature_T: tuple[float, ...]  # sampling temperature of each sampled token; 1 for the other tokens
+    # Log-probability of each sampled token under a teacher, 0 for other tokens. Its row is learned by the reverse KL
+    # to the teacher, whatever the advantage is. `None`: the advantage of the trajectory is learned.
+    teacher_T: tuple[float, ...] | None = None
 
     @property
     def sampled(self) -> int:

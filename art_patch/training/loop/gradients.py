@@ -244,18 +244,22 @@ def _loss_of_lessons(
 
         like = scored.logprob_N
         recorded_N = torch.from_numpy(pack.recorded_N).to(like)
+        teacher_N = None if pack.teacher_N is None else torch.from_numpy(pack.teacher_N).to(like)
+        advantage_N = torch.from_numpy(pack.advantage_N).to(like)
+        if teacher_N is not None:
+            advantage_N = losses.toward_teacher_N(like, teacher_N)
         loss, metrics = losses.policy_loss(
             losses.LossInput(
                 logprob_N=scored.logprob_N,
                 # Without importance weights the ratio itself must lead back to the policy that sampled.
                 old_N=recorded_N if config.importance_cap is None else of(old),
                 recorded_N=recorded_N,
-                advantage_N=torch.from_numpy(pack.advantage_N).to(like),
+                advantage_N=advantage_N,
                 trajectory_N=torch.from_numpy(pack.example_N).to(like.device),
                 tokens_in_step=sum(lesson.tokens * lesson.weight for lesson in lessons),
                 trajectories_in_step=sum(lesson.trajectories for lesson in lessons),
                 weight_N=torch.from_numpy(weight_E[pack.examples_E][pack.example_N]).to(like),
-                reference_N=None if reference is None else of(reference),
+                reference_N=teacher_N if reference is None else of(reference),
                 entropy_N=scored.entropy_N,
             ),
             config,

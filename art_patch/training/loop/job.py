@@ -249,20 +249,27 @@ _PLAIN = ("base", "base_sha256", "mean_reward", "metrics", "lineage")  # fields 
 # fp64, as Python's floats are: a job that is read must equal the job that was written.
 _DTYPES = {"ids_T": np.int64, "sampled_T": np.bool_, "logprobs_T": np.float64, "temperature_T": np.float64}
 
+_TEACHER = "teacher_T"  # in the file only if a row has it
+
 
 def _arrays_of(rows: Sequence[Row]) -> dict[str, np.typing.NDArray[Any]]:
     # The rows one after another: T here counts the tokens of all rows together.
     arrays: dict[str, Any] = {"tokens_of_rows": np.array([len(row.ids_T) for row in rows], dtype=np.int64)}
     for name, dtype in _DTYPES.items():
         arrays[name] = np.array([value for row in rows for value in getattr(row, name)], dtype=dtype)
+    if any(row.teacher_T for row in rows):
+        nothing = (math.nan,)  # stands for a row without a teacher
+        arrays[_TEACHER] = np.array([value for row in rows for value in row.teacher_T or nothing * len(row.ids_T)])
     return arrays
 
 
 def _rows_of(arrays: Mapping[str, np.typing.NDArray[Any]]) -> Iterator[Row]:
     ends = np.cumsum(arrays["tokens_of_rows"])[:-1]
-    columns = [[part.tolist() for part in np.split(arrays[name], ends)] for name in _DTYPES]
-    for ids, sampled, logprobs, temperature in zip(*columns, strict=True):
-        yield Row(tuple(ids), tuple(sampled), tuple(logprobs), tuple(temperature))
+    names = [*_DTYPES, *([_TEACHER] if _TEACHER in arrays else [])]
+    columns = [[part.tolist() for part in np.split(arrays[name], ends)] for name in names]
+    for ids, sampled, logprobs, temperature, *taught in zip(*columns, strict=True):
+        teacher = next((tuple(values) for values in taught if not math.isnan(values[0])), None)
+        yield Row(tuple(ids), tuple(sampled), tuple(logprobs), tuple(temperature), teacher)
 
 
 def file_content(arrays: Arrays, facts: JSON) -> bytes:

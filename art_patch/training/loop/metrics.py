@@ -323,7 +323,9 @@ def _near_group(group: TrainGroup, kept: Mapping[tuple[str, str], Sequence[bool]
         return replace(sibling, example=replace(sibling.example, rows=rows))
 
     siblings = [near(sibling) for sibling in group.siblings]
-    if all(bool(new.example.rows) == bool(old.example.rows) for new, old in zip(siblings, group.siblings, strict=True)):
+    taught = any(row.teacher_T for sibling in group.siblings for row in sibling.example.rows)  # compared with nobody
+    pairs = zip(siblings, group.siblings, strict=True)
+    if taught or all(bool(new.example.rows) == bool(old.example.rows) for new, old in pairs):
         return replace(group, siblings=tuple(siblings))
     # Advantage 0 is that of a sibling without a reward, which is compared with nobody.
     compared = [each.example.advantage for each in siblings if each.example.rows and each.example.advantage != 0.0]
