@@ -20,7 +20,6 @@ gate lets pass whatever can be scored, because the figure is about the updates.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import time
@@ -41,8 +40,8 @@ from tests.support.benchmark_report import Target, finish, say  # noqa: E402
 from tests.support.cycles import CONFIG, WORDS, Place, eager  # noqa: E402
 from tests.support.engines import serve  # noqa: E402
 from tests.support.families import logits_of  # noqa: E402
-from tests.support.teachers import TeacherServer, serve_teacher  # noqa: E402
-from tests.support.tiny import make_adapter_files, make_tiny_model  # noqa: E402
+from tests.support.teachers import TeacherServer, make_teacher, serve_teacher  # noqa: E402
+from tests.support.tiny import make_tiny_model  # noqa: E402
 from tests.support.train_jobs import plain_model  # noqa: E402
 
 TARGETS = (
@@ -77,16 +76,6 @@ def reverse_kl_nats(place: Place, base: Path, policy: str, teacher: TeacherServe
             kl_T = (ours_TV.exp() * (ours_TV - theirs_TV)).sum(-1)
             found.append(kl_T[len(prompt) - 1 : -1])
     return float(torch.cat(found).mean())
-
-
-def make_teacher(directory: Path, base: Path, *, seed: int) -> Path:
-    """The base with a random LoRA merged into it: a model that a LoRA can come near to."""
-    lora = make_adapter_files(directory / "lora", base, seed=seed, scale=0.3, rank=4)
-    plain_model(base, lora).merge_and_unload().save_pretrained(directory)
-    for file in base.iterdir():
-        if file.suffix == ".jinja" or file.name.startswith("tokenizer"):
-            shutil.copy(file, directory)
-    return directory
 
 
 def one_seed(seed: int, cycles: int, directory: Path) -> tuple[float, float]:

@@ -18,21 +18,20 @@ from art_patch.training import Row
 from tests.benchmarks.families_teacher import measure
 from tests.support.command_line import art_patch
 from tests.support.cycles import CONFIG, QUESTIONS, WORDS, Dies, Place, upstream_traffic
-from tests.support.teachers import TeacherServer, serve_teacher
+from tests.support.teachers import TeacherServer, make_teacher, serve_teacher
 from tests.support.tiny import make_tiny_model
 
 TAUGHT = replace(
     CONFIG,
     min_group_size=1,
-    train=replace(CONFIG.train, learning_rate=2e-2, epochs=8, minibatches=2, lora_rank=8, checkpoint_every_s=0.0),
+    train=replace(CONFIG.train, learning_rate=2e-2, epochs=8, minibatches=4, lora_rank=16, checkpoint_every_s=0.0),
 )
 MORE = [f"{how} {word}?" for word in WORDS for how in ("how many", "how much is a", "where is the")]
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of the same tokenizer."""
-    return make_tiny_model(tmp_path_factory.mktemp("other"), seed=7, hidden=32, vocab_size=320)
+def other(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    return make_teacher(tmp_path_factory.mktemp("other"), base, seed=0)
 
 
 @pytest.fixture
@@ -57,8 +56,7 @@ def test_a_cycle_without_siblings_or_judge_trains_gates_and_promotes(place: Plac
         "prompt_tokens": score["prompt_tokens"]
     }
     assert train["teacher"] == "big" and train["trajectories"] == len(groups)
-    history = [step["reference_kl_nats"] for step in train["history"]]
-    assert history[-1] < history[0]
+    assert 0 < train["reference_kl_nats"] < 1
     assert gate["judge"] == "big" and gate["lower_bound"] > 0
     assert "the teacher scored" in gate["checks"][0]["words"] and gate["gains"][0]["name"] == "the teacher"
     # The policy's own tokens are sent, and of what is held out nothing but the gate's new answers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,6 +17,18 @@ from transformers import AutoTokenizer
 
 from art_patch.policies import load_model
 from tests.support.families import logits_of
+from tests.support.tiny import make_adapter_files
+from tests.support.train_jobs import plain_model
+
+
+def make_teacher(directory: Path, base: Path, *, seed: int) -> Path:
+    """The base with a random LoRA merged into it: a model that a LoRA can come near to."""
+    lora = make_adapter_files(directory / "lora", base, seed=seed, scale=0.3, rank=4)
+    plain_model(base, lora).merge_and_unload().save_pretrained(directory)
+    for file in base.iterdir():
+        if file.suffix == ".jinja" or file.name.startswith("tokenizer"):
+            shutil.copy(file, directory)
+    return directory
 
 
 @dataclass
