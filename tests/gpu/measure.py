@@ -12,7 +12,8 @@ printed. Models are random, of the shapes of Qwen 3, in bf16 with a LoRA of rank
 - `attention`: `kernel_works`; `gap_WAY`: relative distance of outputs and gradients (the largest) from float32, of each
   way to compute a tree, with and without a window; `row_vs_flash_SIZE`: time of attention over one row of 32,768
   tokens, forward and backward, by that of torch's `scaled_dot_product_attention`; `tree_WAY_s`: of 8 siblings of 1,024
-  tokens after 8,192 shared ones.
+  tokens after 8,192 shared ones. `row_operations_WAY`: how many operations torch starts for attention over that row in
+  one layer of 0.6 B, forward and backward; they are counted without computing anything.
 - `correctness`: log-probabilities (nats) and gradients (relative) of whole models, among them such with windows and
   attention sinks. `fp32_...`: card against CPU, both float32. `bf16_...`: the distance of the card's bf16 from float32,
   by that of the CPU's bf16.
@@ -163,6 +164,9 @@ class Section:
             self.tell(f"tree_{way}_s", lambda way=way: {f"tree_{way}_s": self.tree_s(way, shared, own)})
         for size, heads in {"0.6b": 16, "8b": 32, "32b": 64}.items():
             self.tell(f"row_vs_flash_{size}", lambda size=size, heads=heads: self.row_vs_flash(size, heads))
+        for way in ("flash", "tiles"):
+            name = f"row_operations_{way}"
+            self.tell(name, lambda name=name, way=way: {name: self.row_operations(way)})
 
     def versions(self) -> dict[str, Any]:
         from importlib.metadata import version
@@ -186,12 +190,12 @@ class Section:
             for shape in shapes
         ]
 
-    def forest(self, rows: list[Any]) -> Any:
+    def forest(self, rows: list[Any], device: str = "") -> Any:
         from art_patch.training.attention import Forest
         from art_patch.training.data.packing import tree_of
 
         tree = tree_of(rows)
-        return Forest(tree.nodes, self.torch.from_numpy(tree.depth_P).to(self.device))
+        return Forest(tree.nodes, self.torch.from_numpy(tree.depth_P).to(device or self.device))
 
     def by(self, way: str, inputs: list[Any], forest: Any, window: int | None = None) -> Any:
         from art_patch.training import attention, flash
@@ -246,6 +250,26 @@ class Section:
 
         ours_s, plain_s = self.best_s(self.both_ways("flash", inputs, forest)), self.best_s(plain)
         return {f"row_flash_{size}_s": plain_s, f"row_vs_flash_{size}": ours_s / plain_s}
+
+    def row_operations(self, way: str) -> int:
+        import numpy as np
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Count(TorchDispatchMode):
+            started = 0
+
+            def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                self.started += not op.is_view
+                return op(*args, **(kwargs or {}))
+
+        inputs = [
+            self.torch.empty((1, heads, 32_768, 128), dtype=self.torch.bfloat16, device="meta", requires_grad=True)
+            for heads in (16, 8, 8)
+        ]
+        forest = self.forest([np.arange(32_768)], "meta")
+        with Count() as count:
+            self.both_ways(way, inputs, forest)()
+        return count.started
 
     # --- whole models ---
 

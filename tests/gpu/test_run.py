@@ -37,8 +37,9 @@ def test_everything_is_measured_and_right():
         *("date", "device", "torch", "transformers", "peft", "seconds", "why_not", "missed", "kernel_works"),
         *(f"gap_{way}" for way in WAYS),
         *(f"tree_{way}_s" for way in WAYS),
-        *(f"row_{what}_{size}" for what in ("vs_flash",) for size in SIZES),
+        *(f"row_vs_flash_{size}" for size in SIZES),
         *(f"row_flash_{size}_s" for size in SIZES),
+        *(f"row_operations_{way}" for way in ("flash", "tiles")),
         *(f"{kind}_bf16_{what}" for kind in measure.KINDS for what in ("logprob", "gradient")),
         *(f"{precision}_{what}_gap" for precision in ("fp32", "bf16") for what in ("logprob", "gradient")),
         *(f"{work}_tiny_tokens_per_s" for work in WORKS),
@@ -48,6 +49,7 @@ def test_everything_is_measured_and_right():
         "0.6b_row_32k_vs_plain",
     }
     assert metrics["kernel_works"] == 1
+    assert metrics["row_operations_flash"] <= 20
     assert 0 < metrics["fp32_logprob_gap"] <= 1e-5  # not 0: the card's way is another
     assert 0 < metrics["fp32_gradient_gap"] <= 1e-5
     assert all(line.split()[0] in metrics or line.startswith("missed: none") for line in table.splitlines())
