@@ -14,7 +14,8 @@
 | `sft` | conversations to imitate -> the next policy |
 | `processes` | runs engine and trainer as child processes of the script; groups in the store -> a policy that serves |
 | `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
-| `environments`, `grpo` | games and simulators -> rollouts that an agent plays in them -> the next policy |
+| `environments`, `environment_pool` | games and simulators -> workers that play them |
+| `grpo`, `checkpoints` | an agent and workers -> rollouts -> the next policy, and back to an earlier one |
 
 Training by hand uses the store, the update, the ledger and the engine of the automatic cycle. Two things differ: the
 script decides when to train and on what, and no gate run tests the policy.

@@ -59,7 +59,11 @@ class Environment(Generic[StateT, ActionT]):
     illegal_reward: float = -1.0
 
     def reset(self, seed: int) -> StateT | Awaitable[StateT]:
-        """Start an episode and return its first state, which must be the same whenever the seed is the same."""
+        """Start an episode and return its first state, which must be the same whenever the seed is the same.
+
+        A `reset(self)` without a seed is called without one. Then siblings are compared although they may begin in
+        different states, which adds noise.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no reset(seed)")
 
     def step(self, action: ActionT) -> Step[StateT] | Awaitable[Step[StateT]]:

@@ -13,25 +13,21 @@ The reward of an episode is the sum of the rewards of its steps. Its metrics are
 those of the environment. If the environment or the agent raises, the exception carries the trajectory into its group.
 """
 
-import asyncio
-import copy
-import inspect
-import json
-import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from openai.types.chat.chat_completion import Choice
 
-from art_patch._lib.atomic_files import replacing
 from art_patch.errors import ConfigError
 from art_patch.rollouts import environments
+from art_patch.rollouts.backend import LocalBackend
+from art_patch.rollouts.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from art_patch.rollouts.environment_pool import EnvironmentPool, Make, Worker, maker_of, takes_seed
 from art_patch.rollouts.environments import Environment, Observation, PettingZooEnvironment
 from art_patch.rollouts.model import Model, TrainableModel
 from art_patch.rollouts.model_runtime import TrainResult
@@ -39,23 +35,46 @@ from art_patch.rollouts.trajectory import History, Trajectory, remember
 from art_patch.rollouts.trajectory_group import PendingGroup, TrajectoryGroup, gather_trajectory_groups
 from art_patch.training import TrainConfig
 
-_log = logging.getLogger(__name__)
-
-Make = Callable[[], Environment[Any, Any]]
-
 
 class Agent:
     """A model that plays episodes: it is sent a state and answers with an action.
 
     Attributes:
-        model: the model that answers; a `Model`, which is never trained, can play, too.
+        model: the model that answers; a `Model`, which is never trained, can play, too. A base model, as a directory or
+            Hugging Face id, becomes a `TrainableModel` in a project of its own.
         keeps_history: whether each request holds the episode's conversation so far. If false, each state starts a
             conversation of its own, which suits long episodes whose states contain all that matters.
         params: settings of each request: `max_tokens`, `temperature`, ...
     """
 
-    def __init__(self, model: Model[Any], *, keeps_history: bool = True, **params: Any) -> None:
-        self.model, self.keeps_history, self.params = model, keeps_history, params
+    # Whether the first use registers the model: of one that was given by name alone, nobody has done so.
+    _registers = False
+
+    def __init__(self, model: Model[Any] | str, *, keeps_history: bool = True, **params: Any) -> None:
+        self._registers = isinstance(model, str)
+        self.model = _model_of(model) if isinstance(model, str) else model
+        self.keeps_history, self.params = keeps_history, params
+
+    async def ready(self) -> Model[Any]:
+        """Return the model; one that was given as a base model is registered with a `LocalBackend`, once."""
+        if self._registers:
+            self._registers = False
+            try:
+                await self.model.register(LocalBackend())
+            except BaseException:
+                self._registers = True
+                raise
+        return self.model
+
+    async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
+        """Write the champion's name, no weights, to a JSON file; return its path."""
+        champion = await (await self.ready()).runtime().champion()
+        return write_checkpoint(path, Checkpoint(champion.name, 0, 0))
+
+    async def load_checkpoint(self, path: str | PathLike[str]) -> None:
+        """Promote the policy of a saved checkpoint; `ConfigError` if it is none of this model."""
+        model = await self.ready()
+        await model.runtime().promote(read_checkpoint(path, model=model.name).policy)
 
     def begin(self, instructions: str) -> Trajectory:
         """Return the trajectory of a new episode, with the environment's instructions as its system message."""
@@ -78,14 +97,35 @@ class Agent:
         choice = await self.generate_response(trajectory)
         return choice.message.content or ""
 
-    async def generate_response(self, trajectory: Trajectory) -> Choice:
-        """Have the model answer the newest conversation of the trajectory, append the answer to it and return it."""
+    def parse_action(self, response: str, state: Any) -> Any:
+        """Return the action that an answer means; an agent that does not override this leaves it to the environment."""
+        return NotImplemented
+
+    @overload
+    async def generate_response(self, trajectory: str, **params: Any) -> str: ...
+
+    @overload
+    async def generate_response(self, trajectory: Trajectory, **params: Any) -> Choice: ...
+
+    async def generate_response(self, trajectory: Trajectory | str, **params: Any) -> Choice | str:
+        """Have the model answer the newest conversation of the trajectory, append the answer to it and return it.
+
+        A prompt in its place is answered with a text, and `params` are settings of this request alone.
+        """
+        if isinstance(trajectory, str):
+            asked: Any = [{"role": "user", "content": trajectory}]
+            return (await (await self.ready()).create_completion(asked, **self.params | params)).content or ""
         conversation = trajectory.histories()[-1]
         answer: Any = await self.model.openai_client().chat.completions.create(
-            model=self.model.name, messages=conversation.messages(), **self.params
+            model=self.model.name, messages=conversation.messages(), **self.params | params
         )
         conversation.messages_and_choices.append(answer.choices[0])
         return answer.choices[0]
+
+
+def _model_of(base: str) -> TrainableModel[Any]:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(base).name).strip("-.") or "agent"
+    return TrainableModel(name=name, project=name, base_model=base)
 
 
 def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], Awaitable[Any]]:
@@ -105,92 +145,6 @@ def same_policy(agent: Agent) -> Callable[[PettingZooEnvironment, Observation], 
     return other
 
 
-class Worker:
-    """One environment and the thread in which it runs; the thread creates the environment when it is first needed."""
-
-    def __init__(self, make: Make) -> None:
-        self._make = make
-        self._thread = environments.OwnThread()
-        self._environment: Environment[Any, Any] | None = None
-
-    async def environment(self) -> Environment[Any, Any]:
-        """Return the environment; the first call creates it in the worker's thread."""
-        if self._environment is None:
-            self._environment = await self._thread.run(self._make)
-        return self._environment
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the environment: coroutine functions on the event loop, others in the worker's thread."""
-        if inspect.iscoroutinefunction(function):
-            return await function(*args)
-        return await self._thread.run(function, *args)
-
-    async def close(self) -> None:
-        """Close the environment, unawaited in its thread unless it is a coroutine function, and end the thread."""
-        environment, self._environment = self._environment, None
-        if environment is None:
-            self._thread.end()
-        elif inspect.iscoroutinefunction(environment.close):
-            self._thread.end()
-            with _logged(environment):
-                await environment.close()
-        else:
-            # Behind a call that may still run: a cancelled episode leaves its thread in the middle of `step`.
-            self._thread.end(_logged(environment)(environment.close))
-
-
-class EnvironmentPool:
-    """A pool of at most `most` environments that play at the same time; each is reused for the next episode."""
-
-    def __init__(self, make: Make, most: int) -> None:
-        self._make = make
-        self._gate = asyncio.Semaphore(most)
-        self._free: list[Worker] = []
-
-    @asynccontextmanager
-    async def one(self) -> AsyncGenerator[Worker]:
-        """Wait until fewer than `most` episodes run, and yield a worker; it is closed if the block raises."""
-        async with self._gate:
-            worker = self._free.pop() if self._free else Worker(self._make)
-            try:
-                yield worker
-            except BaseException:
-                await worker.close()
-                raise
-            # Only here, after an episode without an error; `reset` begins the next one from any state.
-            self._free.append(worker)
-
-    async def close(self) -> None:
-        """Close all environments that are not playing."""
-        while self._free:
-            await self._free.pop().close()
-
-
-def maker_of(environment: Environment[Any, Any] | Make) -> Make:
-    """Return a function that creates environments: `environment` itself, or one that makes deep copies of it."""
-    if not isinstance(environment, Environment):
-        if not callable(environment):
-            raise ConfigError(f"environment={environment!r} is no Environment; give one, or a function that makes one")
-        return environment
-    copied = partial(copy.deepcopy, environment)
-    try:
-        copied()  # tried once here, so that the script hears of it before the first episode
-    except Exception as error:  # of the script's own __deepcopy__, or of locks and files, which have no copies
-        raise ConfigError(
-            f"{type(environment).__name__} cannot be copied for episodes that run at once ({error}); "
-            "give its class, or a function without arguments that makes one"
-        ) from error
-    return copied
-
-
-@contextmanager
-def _logged(environment: Environment[Any, Any]) -> Generator[None]:
-    try:
-        yield
-    except Exception:  # the script's own code; the episode's result, or its error, must not be lost for it
-        _log.warning("%s did not close", type(environment).__name__, exc_info=True)
-
-
 async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Trajectory:
     """Play one episode until it is done or has `max_steps` steps."""
     environment = await worker.environment()
@@ -200,7 +154,7 @@ async def play(worker: Worker, agent: Agent, seed: int, *, max_steps: int) -> Tr
     trajectory.metadata["seed"] = seed
     earned, steps, done, illegal = 0.0, 0, False, False
     try:
-        state = await worker.call(environment.reset, seed)
+        state = await worker.call(environment.reset, *([seed] if takes_seed(environment) else []))
         while steps < max_steps and not done:
             step = await _one_step(worker, agent, trajectory, state)
             if step is None:
@@ -226,7 +180,9 @@ async def _one_step(worker: Worker, agent: Agent, trajectory: Trajectory, state:
     for _ in range(environment.attempts):
         answer = await agent.select_action(asked, trajectory)
         try:
-            action = await worker.call(environment.parse_action, answer, state)
+            action = agent.parse_action(answer, state)
+            if action is NotImplemented:
+                action = await worker.call(environment.parse_action, answer, state)
         except ValueError as error:
             asked = f"{error}\n\n{described}"
             continue
@@ -280,7 +236,9 @@ class GRPOTrainer:
         self._make = maker_of(environment)
         given = {"learning_rate": learning_rate, "batch_size": batch_size, "kl_penalty": kl_penalty}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self._config = replace(config or TrainConfig(), **changes)
+        model = agent.model
+        own = model.update_config(config) if isinstance(model, TrainableModel) else config or TrainConfig()
+        self._config = replace(own, **changes)
         # A group of one has nothing to be compared with; 0 groups fail the check below.
         self._groups, rest = divmod(episodes_per_batch, group_size) if group_size >= 2 else (0, 0)
         if self._groups < 1 or rest:
@@ -306,6 +264,7 @@ class GRPOTrainer:
             seeds: seeds for an evaluation, whose groups `model.log` takes. Without this argument the trainer plays its
                 next training seeds, whose groups `update_policy` takes.
         """
+        await self.agent.ready()
         chosen = self._next_seeds() if seeds is None else list(seeds)
         pool = EnvironmentPool(self._make, self._parallel)
 
@@ -329,17 +288,20 @@ class GRPOTrainer:
 
     async def update_policy(self, groups: Iterable[TrajectoryGroup]) -> TrainResult:
         """Train the agent's model on groups of episodes; result and errors are those of `TrainableModel.train`."""
-        result = await self._model().runtime().train(groups, self._config)
+        await self.agent.ready()
+        result = await self._model().train(groups, self._config)
         self.updates += 1
         return result
 
     async def save_checkpoint(self, path: str | PathLike[str]) -> Path:
         """Write the counters and the champion's name, no weights, to a JSON file; return its path."""
+        await self.agent.ready()
         champion = await self._model().runtime().champion()
         return write_checkpoint(path, Checkpoint(champion.name, self.updates, self._begun))
 
     async def load_checkpoint(self, path: str | PathLike[str]) -> None:
         """Promote the policy of a saved checkpoint and restore the counters; `ConfigError` if it is none."""
+        await self.agent.ready()
         model = self._model()
         found = read_checkpoint(path, model=model.name)
         await model.runtime().promote(found.policy)
@@ -356,34 +318,3 @@ class GRPOTrainer:
         if not isinstance(model, TrainableModel):
             raise ConfigError(f"{model.name} is a Model and only answers; give the agent a TrainableModel to train it")
         return model
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The content of a checkpoint file: the champion's name and the trainer's counters."""
-
-    policy: str  # the policy that served, `NAME@STEP`
-    updates: int  # number of updates made
-    begun: int  # number of seeds used so far
-
-
-def write_checkpoint(path: str | PathLike[str], checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint file for `read_checkpoint`, create its directory if needed, and return its path."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target, mode=0o666) as file:  # the file holds no secret, so the umask decides who may read it
-        file.write(f"{json.dumps(asdict(checkpoint))}\n".encode())
-    return target
-
-
-def read_checkpoint(path: str | PathLike[str], *, model: str) -> Checkpoint:
-    """Read a checkpoint file; a `ConfigError` says that it is missing, damaged, or of another model than `model`."""
-    try:
-        found: Any = json.loads(Path(path).read_text())
-        checkpoint = Checkpoint(str(found["policy"]), int(found["updates"]), int(found["begun"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{path} is no checkpoint ({error}); give a file that GRPOTrainer.save_checkpoint wrote"
-        raise ConfigError(why) from error
-    if checkpoint.policy.rpartition("@")[0] != model:
-        raise ConfigError(f"{path} is of {checkpoint.policy}; {model} cannot go back to it")
-    return checkpoint

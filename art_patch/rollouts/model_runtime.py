@@ -56,6 +56,21 @@ class TrainResult:
     checkpoint_path: str | None = None  # adapter of the champion at the end of the update; `None` for the base model
     reason: str = ""  # why no update was made; empty if one was made
 
+    @property
+    def policy_loss(self) -> float | None:
+        """The loss of the update, its KL term included; `None` if no update was made."""
+        return self.metrics.get("loss")
+
+    @property
+    def kl_loss(self) -> float | None:
+        """KL(policy at the start || trained policy) per token, in nats; `None` if no update was made."""
+        return self.metrics.get("kl_nats")
+
+    @property
+    def avg_reward(self) -> float | None:
+        """The mean reward of the rollouts; `None` without rollouts."""
+        return self.metrics.get("reward")
+
 
 def _on_store_thread(
     method: Callable[Concatenate[ModelRuntime, P], T],

@@ -128,6 +128,11 @@ class Trajectory(BaseModel):
         if (made := MADE_HERE.get()) is not None:
             made.append(self)
 
+    @property
+    def total_reward(self) -> float:
+        """The reward: of an episode, the sum of the rewards of its steps."""
+        return self.reward
+
     def messages(self) -> Messages:
         """Return the main conversation as messages of a request."""
         return self.histories()[0].messages()

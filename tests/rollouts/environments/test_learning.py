@@ -78,7 +78,7 @@ def test_an_environment_is_learned_and_a_trainer_goes_back_to_its_checkpoint(tmp
 
 
 def test_a_checkpoint_is_a_name_and_what_the_trainer_counts(tmp_path: Path):
-    from art_patch.rollouts.grpo import Checkpoint, read_checkpoint, write_checkpoint
+    from art_patch.rollouts.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 
     file = write_checkpoint(tmp_path / "new" / "c.json", Checkpoint("a@3", 3, 24))
     assert json.loads(file.read_text()) == {"policy": "a@3", "updates": 3, "begun": 24}
