@@ -1,5 +1,6 @@
 """The Typer application: adds all commands in the groups that `--help` shows, and turns errors into exit codes."""
 
+import errno
 import logging
 import os
 import re
@@ -257,6 +258,9 @@ def _usage_error(error: Exception) -> ConfigError | None:
     odd = next((each for each in sys.argv[1:] if each.encode(errors="replace").decode() != each), None)
     if odd is not None and isinstance(error, UnicodeEncodeError):
         return ConfigError(f"the argument {odd!r:.70} is not text in UTF-8; type it again")
+    # Wherever a path is looked at: of these, unlike of one that is not there, `Path.exists` raises.
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EACCES) and error.filename is not None:
+        return ConfigError(f"{str(error.filename)!r:.200} cannot be read: {error.strerror}")
     # Typer's errors are those of its own copy of click, whose module is private, or of click, in older versions.
     context, message = getattr(error, "ctx", None), getattr(error, "format_message", None)
     if message is None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     )
     from art_patch.pipeline.lineage import TOLERANCE, Reproduction, reproduce
     from art_patch.pipeline.manual_moves import (
-        Imported, Promoted, Rejected, RolledBack, find_engine, fork_policy, import_policy, promote_named, reject_named,
-        require_policy_to_copy, roll_back,
+        Imported, Promoted, Rejected, RolledBack, find_engine, fork_policy, import_policy, promote_named, read_to_fork,
+        reject_named, require_policy_to_copy, roll_back,
     )
     from art_patch.pipeline.promote_policy import (
         WatchOutcome, WatchReport, control_once, look_without_acting, watch, watch_once,

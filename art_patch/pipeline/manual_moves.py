@@ -202,25 +202,37 @@ def import_policy(
     return _take_in(store, engine, adapters, copy, leader, name=name, who=who)
 
 
+def read_to_fork(store: Store, adapters: Path, name: str, *, agent: str) -> tuple[Policy, policies.Received]:
+    """Read and check a policy that an `agent` is to begin with, before another project is opened or made.
+
+    Raises:
+        NotFound: there is no such policy, or its directory is gone.
+        ConfigError: it is the base model.
+        AdapterRejected: its files are damaged, or its base model is another one now.
+    """
+    policy = require_policy_to_copy(store, name)
+    policies.check_name(f"{agent}@0")
+    base = policies.read_base_model(policies.resolve_model_dir(policy.base))
+    if not (adapters / name).exists():
+        raise NotFound(f"{name} was deleted: there is no {adapters / name}; restore it, or fork another policy")
+    copy = policies.read_copy(adapters / name, base)  # with the probe, which no other copy has
+    return policy, replace(copy, evidence=policies.evidence_of(policy))
+
+
 def fork_policy(
-    store: Store, adapters: Path, name: str, into: Store, engine: EngineClient | None, target: Path, *, agent: str,
+    policy: Policy, copy: policies.Received, into: Store, engine: EngineClient | None, target: Path, *, agent: str,
     who: str,
 ) -> Imported:  # fmt: skip
-    """Copy the policy `name` into another project, with its evidence, as the next step of the `agent` there.
+    """Put what `read_to_fork` read into another project, with its evidence, as the next step of the `agent` there.
 
     In a project without any policy the base model begins to serve, as `AGENT@0`. `target` is that project's directory
     of adapters, and `engine` serves it.
 
     Raises:
-        NotFound: there is no such policy; or nothing serves or learns in the other project any more.
-        ConfigError: it is the base model, or the other project has an agent of another name.
-        AdapterRejected: its files are damaged, or one of the two projects has another base model.
+        NotFound: nothing serves or learns in the other project any more.
+        ConfigError: the other project has an agent of another name.
+        AdapterRejected: the other project has another base model.
     """
-    policy = require_policy_to_copy(store, name)
-    policies.check_name(f"{agent}@0")
-    base = policies.read_base_model(policies.resolve_model_dir(policy.base))
-    copy = policies.read_copy(adapters / name, base)  # with the probe, which no other copy has
-    copy = replace(copy, evidence=policies.evidence_of(policy))
     if not into.ledger.policies():
         into.ledger.add_base(f"{agent}@0", policy.base, policy.base_sha256, who=who)
     leader = into.ledger.leader()
@@ -229,7 +241,7 @@ def fork_policy(
     if leader.model != agent:
         raise ConfigError(f"the agent of that project is {leader.model}; give --as {leader.model}, or another --into")
     if leader.base_sha256 != policy.base_sha256:
-        raise AdapterRejected(f"{name} was trained on another base than {leader.name}, which that project has")
+        raise AdapterRejected(f"{policy.name} was trained on another base than {leader.name}, which that project has")
     return _take_in(into, engine, target, copy, leader, name=None, who=who)
 
 
@@ -276,7 +288,7 @@ def _name_for(store: Store, adapters: Path, model: str, own: str, name: str | No
         if name in taken:
             raise ConfigError(f"{name} exists already, and a policy never changes; give another --name, or none")
         if not _is_step_of(model, name):
-            raise ConfigError(f"--name {name}: policies of this project are named {model}@STEP, from step 1 on")
+            raise ConfigError(f"--name {name}: policies of this project are named {model}@STEP, from 1 to 999999")
         return name
     steps = [int(each.rpartition("@")[2]) for each in taken if each.rpartition("@")[0] == model]
     return own if _is_step_of(model, own) and own not in taken else f"{model}@{max(steps, default=0) + 1}"
@@ -285,7 +297,8 @@ def _name_for(store: Store, adapters: Path, model: str, own: str, name: str | No
 def _is_step_of(model: str, name: str) -> bool:
     step = name.removeprefix(f"{model}@")
     # `agent@007` would be a second name of `agent@7`, and `agent@00` one of the base model.
-    return step != name and re.fullmatch("[1-9][0-9]{0,8}", step) is not None
+    # Names end at nine digits: after a step that is as large, nothing could be trained any more.
+    return step != name and re.fullmatch("[1-9][0-9]{0,5}", step) is not None
 
 
 def publish(copy: policies.Received, policy: Policy, target: Path) -> None:

@@ -45,7 +45,7 @@ def lora_directory(named: str) -> Generator[Path]:
     """
     path = Path(named).expanduser()
     repository, _, revision = named.partition("@")
-    if path.exists() or not is_repository(repository):
+    if not is_repository(repository) or path.exists():
         yield path.absolute()
         return
     from huggingface_hub import snapshot_download

@@ -161,3 +161,11 @@ def test_a_report_that_somebody_edited_is_no_report(home: Path):
         (home / "default" / "cycles" / f"2027-{number:02}.json").write_text(json.dumps(whole | damage))
         shown = art_patch("cycles", "show", f"2027-{number:02}", home=home)
         assert (shown.returncode, f"could not be read: {unread} " in shown.stdout) == (0, True), shown.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [("serve", "--port", "0", "--base"), ("doctor", "--gpu-memory", "24", "--base"), ("import",)]
+)
+def test_a_path_that_is_too_long_is_told(tmp_path: Path, arguments: tuple[str, ...]):
+    done = art_patch(*arguments, "x" * 5_000, home=tmp_path)
+    assert (done.returncode, "File name too long" in done.stderr, "Traceback" in done.stderr) == (2, True, False)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from art_patch.policies import MANIFEST
+from art_patch.policies import MANIFEST, WEIGHTS, read_base_model, validate_adapter
 from art_patch.store import open_store
 from tests.benchmarks.families_start import logprobs_of, make_base, make_project
-from tests.support.command_line import art_patch, says
+from tests.support.command_line import ENVIRONMENT, art_patch, says
 from tests.support.tiny import make_tiny_model
 
 
@@ -58,7 +61,41 @@ def test_what_cannot_be_forked(base: Path, tmp_path: Path):
     refused(2, "is the policy's own project", "agent@1", "--as", "agent", "--into", "default")
     refused(11, "is not a policy name", "agent@1", "--as", "a/b", "--into", "other")
     assert not (tmp_path / "a").exists()
+    # What fails makes no project.
+    adapter = tmp_path / "default" / "adapters" / "agent@1"
+    weights = (adapter / WEIGHTS).read_bytes()
+    (adapter / WEIGHTS).write_bytes(weights[:-3])
+    refused(11, "sha256 differs", "agent@1", "--as", "other")
+    (adapter / WEIGHTS).write_bytes(weights)
+    adapter.rename(tmp_path / "away")
+    refused(19, "agent@1 was deleted: there is no", "agent@1", "--as", "other")
+    (tmp_path / "away").rename(adapter)
+    assert not (tmp_path / "other").exists()
     make_project(tmp_path / "elsewhere", make_tiny_model(tmp_path / "second", seed=3, hidden=32, vocab_size=320))
     (tmp_path / "elsewhere" / "default").rename(tmp_path / "third")
     refused(11, "another base", "agent@1", "--as", "agent", "--into", "third")
     refused(2, "the agent of that project is agent", "agent@1", "--as", "shop", "--into", "third")
+
+
+def test_two_at_once_get_two_names_and_what_is_killed_is_never_a_policy(base: Path, tmp_path: Path):
+    adapter = make_project(tmp_path, base)
+    fork = [sys.executable, "-m", "art_patch", "policies", "fork", "agent@1", "--as", "other", "--home", str(tmp_path)]
+    for kill_after_s in (0.3, 0.5, 0.7, 0.9, 1.1, None):
+        both = [subprocess.Popen(fork, env=ENVIRONMENT, stdout=-3, stderr=-1, text=True) for _ in range(2)]
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            both[0].kill()
+        for process in both:
+            _, said = process.communicate(timeout=60)
+            assert "Traceback" not in said
+            assert process.returncode in (0, -9, 5, 8, 11), said
+    with closing(open_store(f"sqlite:///{tmp_path}/other/store.db", create=False)) as store:
+        names = [policy.name for policy in store.ledger.policies()]
+        assert store.verify() == []
+        assert {policy.state for policy in store.ledger.policies() if policy.path} == {"candidate"}
+    assert len(names) == len(set(names)) >= 3
+    for name in names[1:]:
+        copy = tmp_path / "other" / "adapters" / name
+        assert (copy / WEIGHTS).read_bytes() == (adapter / WEIGHTS).read_bytes()
+    validate = read_base_model(base)
+    assert all(validate_adapter(tmp_path / "other" / "adapters", name, validate).probe is None for name in names[1:])

@@ -200,6 +200,7 @@ def test_a_copy_that_is_not_as_it_was_or_does_not_fit_is_refused(
 
     refused("it is another copy", "--sha256", "00" * 32)
     refused("named agent@STEP", "--name", "shop@1", code=2)
+    refused("from 1 to 999999", "--name", "agent@999999999", code=2)  # no name would be left for the next policy
     refused("exists already", "--name", "agent@0", code=2)
     refused("is not a policy name", "--name", "../agent@1")
     weights = copy / WEIGHTS

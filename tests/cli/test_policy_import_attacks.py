@@ -88,6 +88,7 @@ ATTACKS: dict[str, Change] = {
     "own name climbs": evidence(policy="agent@1/../../x"),
     "own name is huge": evidence(policy="agent@" + "9" * 5000),
     "own name is large": evidence(policy="agent@" + "9" * 18),
+    "own name is the last one": evidence(policy="agent@999999999"),
     "own name is odd": evidence(policy="agent@٣"),
     "own name is odd 2": evidence(policy="agent@007"),
     "own name is odd 3": evidence(policy="agent@00"),

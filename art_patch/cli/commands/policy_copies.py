@@ -145,12 +145,10 @@ def fork_policy(
     with project.opened() as (settings, opened):
         if target.project == settings.project:
             raise ConfigError(f"{target.project} is the policy's own project, and has one agent; name another --into")
-        pipeline.require_policy_to_copy(opened, policy)  # before another project is made
+        source, copy = pipeline.read_to_fork(opened, settings.adapters, policy, agent=agent)
         with closing(store.open_store(target.store_url, project=target.project)) as other:
             engine = pipeline.find_engine(target, other.ledger)
-            found = pipeline.fork_policy(
-                opened, settings.adapters, policy, other, engine, target.adapters, agent=agent, who=who
-            )
+            found = pipeline.fork_policy(source, copy, other, engine, target.adapters, agent=agent, who=who)
         detail = {"policy": policy, "directory": str(target.adapters / found.policy.name)}
         opened.transfers.note_copy("export policy", who=who, detail=detail)
     facts = {
