@@ -77,7 +77,8 @@ def main() -> None:
     why_not: dict[str, str] = {}
     for name in asked.only or (("attention", "correctness", "step", "0.6b") if asked.cpu else SECTIONS):
         left = asked.seconds - (time.monotonic() - begun)
-        found, why = in_process(name, asked.cpu, min(left, SECTIONS[name])) if left > 5 else ({}, "no time was left")
+        most = left if asked.cpu else min(left, SECTIONS[name])
+        found, why = in_process(name, asked.cpu, most) if left > 5 else ({}, "no time was left")
         why_not |= found.pop("why_not", {})
         metrics |= found
         if why:
