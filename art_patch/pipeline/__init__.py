@@ -7,7 +7,7 @@ from art_patch._lib.lazy import TYPE_CHECKING, lazily
 
 if TYPE_CHECKING:
     from art_patch.pipeline.against_upstream import standing, what_is_missing
-    from art_patch.pipeline.base_check import check_base, require_known
+    from art_patch.pipeline.base_check import check_base, require_known, untrained
     from art_patch.pipeline.carry_over import forget_unfinished
     from art_patch.pipeline.cycle import prune, retrain
     from art_patch.pipeline.cycle_run import (

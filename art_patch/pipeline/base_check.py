@@ -19,6 +19,8 @@ _CURE = "serve another base: a causal language model, with a tokenizer and a cha
 _SMALL = ["*.json", "*.jinja", "*.txt", "*.model"]
 _HUB_S = 3.0
 _CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
+_TEXT = ("text_config", "language_config")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _OTHER_SENSES = ("vision_config", "audio_config", "text_config")
 
 
@@ -42,6 +44,17 @@ def check_base(base: str, *, has_template: bool = False, closely: bool = True) -
     installed = find_spec("torch") is not None and find_spec("transformers") is not None
     if closely and installed and has_weights and any(config.get(name) for name in _OTHER_SENSES):
         training.require_servable(str(directory))
+
+
+def untrained(base: str) -> str | None:
+    """Return in words what an update leaves as it is in a mixture of experts; `None` for any other base."""
+    if (directory := _small_files(base)) is None or not (directory / "config.json").is_file():
+        return None
+    config = _object(directory / "config.json")
+    parts = [config, *(part for name in _TEXT if isinstance(part := config.get(name), dict))]
+    if not any(isinstance(count := part.get(name), int) and count > 1 for part in parts for name in _EXPERTS):
+        return None
+    return "its routed experts and routers get no LoRA: mainly its attention learns"
 
 
 def require_known(base: str, model_type: str) -> None:

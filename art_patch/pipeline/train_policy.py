@@ -238,6 +238,7 @@ def make_job(
     run.metrics["train"] = {
         "start": start.name,
         **({} if run.teacher is None else {_TEACHER: run.teacher.model}),
+        **({} if (left := base_check.untrained(champion.base)) is None else {"untrained": left}),
         "groups": len(groups),
         "dead_groups": sum(state == "dead" for state, _ in put_aside.values()),
         "within_noise": sum(reason == _WITHIN_NOISE for _, reason in put_aside.values()),

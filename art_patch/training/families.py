@@ -3,7 +3,9 @@
 A family's entry names the layers that get a LoRA, the tokens that end an answer, and the tags around thoughts. The
 linear layers of attention and of dense MLPs get a LoRA. Routers, the language head and embeddings never get one. In
 most mixture-of-experts models only the attention layers get one: their experts are fused three-dimensional parameters
-in transformers 5, and the engines serve no LoRA on such parameters.
+in transformers 5. By its source vLLM 0.32 serves a LoRA on these, for gpt-oss and Qwen 3 VL MoE in PEFT's layout, and
+for Qwen 3 MoE and DeepSeek as one of each expert. Here the check of adapters and the embedded engine know linear layers
+alone, and vLLM computes experts with Triton, so nothing of it could be tried without a GPU.
 
 Importing this module does not load torch. Only the functions that take a model do.
 """

@@ -18,7 +18,7 @@ from art_patch import serving
 from art_patch.cli.app import app
 from art_patch.doctor import engine
 from art_patch.errors import ConfigError, ModelNotFound
-from art_patch.pipeline import check_base
+from art_patch.pipeline import check_base, untrained
 from art_patch.policies import read_config
 from art_patch.rewards import Judge
 from tests.support.cycles import Place
@@ -46,6 +46,17 @@ def quantised(base: Path) -> None:
     (path,) = base.glob("*.safetensors")
     packed = {name: tensor.reshape(-1, 1) if tensor.ndim == 2 else tensor for name, tensor in load_file(path).items()}
     save_file(packed, path)
+
+
+@pytest.mark.parametrize(
+    "experts", [{"num_experts": 8}, {"num_local_experts": 8}, {"text_config": {"n_routed_experts": 8}}]
+)
+def test_of_a_mixture_of_experts_it_is_said_what_learns(base: Path, tmp_path: Path, experts: dict[str, Any]):
+    copy = shutil.copytree(base, tmp_path / "base")
+    assert untrained(str(copy)) is None
+    edited(**experts)(copy)
+    assert untrained(str(copy)) == "its routed experts and routers get no LoRA: mainly its attention learns"
+    assert untrained(str(tmp_path / "none")) is None
 
 
 USELESS = {

@@ -120,6 +120,8 @@ def serve(
     if not project.as_json:
         kind = "vLLM" if choice.vllm else "the embedded engine"
         output.stdout().print(f"loading [b]{base}[/] into {kind} ({choice.why}) ...")
+        if (left := pipeline.untrained(base)) is not None:
+            output.stdout().print(left, style="dim")
     checkpoint = policies.read_base_model(policies.resolve_model_dir(base))
     present = _present(opened.ledger)  # again: the base may have been downloaded for minutes
     if present is not None and present.base_sha256 != checkpoint.sha256:
