@@ -7,7 +7,7 @@ write instead, unless its value is the one that changes nothing. None is ignored
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, cast
 
@@ -57,6 +57,12 @@ _ABSENT: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_routing_replay_path": ((None,), "routers are not trained here"),
     "moe_routing_replay_strict": ((True, False, None), "routers are not trained here"),
 }
+# Two names for one thing: whoever gives both would have one of them ignored.
+_SAME = (
+    ("loss_fn", "ppo"), ("loss_fn", "loss"), ("ppo", "loss"), ("packed_sequence_length", "micro_batch_tokens"),
+    ("normalize_advantages", "advantage_scale"), ("scale_rewards", "advantage_scale"), ("epsilon", "clip_range"),
+    ("epsilon_high", "clip_range"), ("kl_penalty_coef", "beta"), ("kl_penalty_coef", "kl_penalty"),
+)  # fmt: skip
 _LEVELS = {"token": "token", "sequence": "sequence"}
 _FIELDS = frozenset(each.name for each in fields(TrainConfig)) | {"beta", "kl_penalty", "clip_range"}
 
@@ -66,7 +72,15 @@ def train_config(given: Mapping[str, Any], config: TrainConfig | None = None) ->
 
     Raises `ConfigError` for a setting that has no meaning here.
     """
+    if config is not None and not isinstance(config, TrainConfig):
+        raise ConfigError(f"config={config!r} is no art.TrainConfig; single settings are arguments of their own")
     left = dict(given)
+    for one, other in _SAME:
+        if left.get(one) is not None and left.get(other) is not None:
+            raise ConfigError(f"{one} and {other} say the same; leave one of them out")
+    for name in ("ppo", "normalize_advantages", "scale_rewards"):
+        if not isinstance(left.get(name), bool | None):
+            raise ConfigError(f"{name}={left[name]!r} must be True or False")
     for name in _ABSENT.keys() & left.keys():
         harmless, instead = _ABSENT[name]
         if not any(value is left[name] or value == left[name] for value in harmless):
@@ -97,7 +111,10 @@ def train_config(given: Mapping[str, Any], config: TrainConfig | None = None) ->
 
 def _loss(left: dict[str, Any], loss: LossConfig) -> LossConfig:
     """Take what is about the loss out of `left`, and return the loss with it."""
-    name = left.pop("loss_fn", None) or {True: "ppo", False: "cispo", None: None}[left.pop("ppo", None)]
+    if not isinstance(loss, LossConfig):
+        raise ConfigError(f"loss={loss!r} is no art.LossConfig; write, for example, loss=art.LossConfig('gspo')")
+    ppo = left.pop("ppo", None)
+    name = left.pop("loss_fn", None) or {True: "ppo", False: "cispo", None: None}[ppo]
     if name not in (None, "cispo", "ppo"):
         raise ConfigError(f"loss_fn={name!r} is unknown; write cispo or ppo, or loss=art.LossConfig(...)")
     low, high = left.pop("epsilon", None), left.pop("epsilon_high", None)
@@ -149,7 +166,11 @@ class InternalConfig:
 
 
 def _same(value: Any) -> Any:
-    return value
+    return getattr(value, "value", value)  # ART's names of schedules are members of an enumeration
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # else TrainConfig refuses it
 
 
 # Section, name -> (`serve` or `train`, our name, what makes our value of theirs). A name may have several.
@@ -177,8 +198,8 @@ _INTERNAL: dict[tuple[str, str], tuple[tuple[str, str, Callable[[Any], Any]], ..
     ("trainer_args", "weight_decay"): (("train", "weight_decay", _same),),
     ("trainer_args", "max_grad_norm"): (("train", "max_grad_norm", _same),),
     ("trainer_args", "warmup_steps"): (("train", "warmup_steps", _same),),
-    ("trainer_args", "lr_scheduler_type"): (("train", "lr_schedule", str),),
-    ("trainer_args", "num_train_epochs"): (("train", "epochs", int),),
+    ("trainer_args", "lr_scheduler_type"): (("train", "lr_schedule", _same),),
+    ("trainer_args", "num_train_epochs"): (("train", "epochs", _whole),),
     ("trainer_args", "max_steps"): (("train", "total_steps", _same),),
     ("trainer_args", "save_steps"): (("train", "save_steps", _same),),
     ("trainer_args", "gradient_checkpointing"): (("train", "gradient_checkpointing", bool),),
@@ -196,6 +217,7 @@ _INTERNAL_HARMLESS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("init_args", "load_in_16bit"): (True, False),
     ("init_args", "full_finetuning"): (False,),
     ("init_args", "trust_remote_code"): (False,),
+    ("trainer_args", "max_steps"): (-1,),
     ("peft_args", "bias"): ("none",),
     ("peft_args", "use_rslora"): (False,),
     ("peft_args", "modules_to_save"): (None,),
@@ -213,14 +235,16 @@ def internal_config(*given: Mapping[str, Any] | None) -> InternalConfig:
     """Translate ART's `_internal_config` and `_openai_client_config`; `ConfigError` for what has no meaning here."""
     found = InternalConfig()
     for config in given:
-        for section, values in (config or {}).items():
+        for section, values in _mapping("ART's internal config", config).items():
+            if values is None:
+                continue
             if section not in _SECTIONS:
                 raise ConfigError(
                     f"{section}={values!r} of ART's internal config has no meaning here; what the server and an update "
                     "can be told are the arguments of LocalBackend and the fields of TrainConfig"
                 )
-            for name, value in cast("Mapping[str, Any]", values or {}).items():
-                if value in _INTERNAL_HARMLESS.get((section, name), ()):
+            for name, value in _mapping(section, values).items():
+                if value is None or value in _INTERNAL_HARMLESS.get((section, name), ()):
                     continue
                 if section == "engine_args" and name in _ONLY_SPEED:
                     words = "changes the speed or memory of OpenPipe ART's engine and is not used; leave it out"
@@ -235,25 +259,55 @@ def internal_config(*given: Mapping[str, Any] | None) -> InternalConfig:
                         "can be told are the arguments of LocalBackend and the fields of TrainConfig"
                     )
                 for where, ours, made in places:
+                    if where == "train" and found.train.get(ours, made(value)) != made(value):
+                        raise ConfigError(
+                            f"{section}: {name}={value!r} sets {ours}, which is {found.train[ours]!r} already"
+                        )
                     getattr(found, where)[ours] = made(value)
     if (beta := found.train.pop("beta", None)) is not None:
         found.train["loss"] = LossConfig(kl_coefficient=beta)
+    found.over(None)  # a value that no update can have is told before the first rollout
     return found
 
 
-def as_groups(given: Iterable[TrajectoryGroup | Trajectory]) -> list[TrajectoryGroup]:
+def _mapping(what: str, given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{what} is {given!r}, and must be a dictionary")
+    return cast("Mapping[str, Any]", given or {})
+
+
+def rollouts_in(given: Any) -> list[TrajectoryGroup | Trajectory | BaseException]:
+    """Return what a script gave as rollouts, as a list; one group or trajectory by itself is a list of one.
+
+    Raises `ConfigError` for anything else, such as rollouts that have not run.
+    """
+    found: list[Any] = [given] if isinstance(given, TrajectoryGroup | Trajectory | BaseException) else list(given or ())
+    for each in found:
+        if not isinstance(each, TrajectoryGroup | Trajectory | BaseException):
+            waits = "; await art.gather_trajectory_groups(...) first" if isinstance(each, Awaitable) else ""
+            raise ConfigError(f"a {type(each).__name__} is neither a Trajectory nor a TrajectoryGroup{waits}")
+    return found
+
+
+def as_groups(given: Iterable[TrajectoryGroup | Trajectory | BaseException]) -> list[TrajectoryGroup]:
     """Return the groups; trajectories among them are put into groups of the same scenario, or of the same task.
 
     The scenario is the metadata `scenario_id`; without it, the messages before the first answer are the task.
+    Exceptions, of rollouts that raised, come into a group of their own and count in the metric `exception_rate`.
     """
     groups: list[TrajectoryGroup] = []
     alone: dict[bytes, list[Trajectory]] = {}
-    for each in given:
+    raised: list[BaseException] = []
+    for each in rollouts_in(given):
         if isinstance(each, TrajectoryGroup):
             groups.append(each)
+            continue
+        if isinstance(each, BaseException):
+            raised.append(each)
             continue
         items = each.messages_and_choices
         first = next((at for at, item in enumerate(items) if isinstance(item, Choice)), len(items))
         task = each.metadata.get(SCENARIO, [dict(message) for message in each.messages()[:first]])
         alone.setdefault(canonical({"task": task}), []).append(each)
-    return [*groups, *(TrajectoryGroup(siblings) for siblings in alone.values())]
+    failed = [TrajectoryGroup(exceptions=raised)] if raised else []
+    return [*groups, *(TrajectoryGroup(siblings) for siblings in alone.values()), *failed]

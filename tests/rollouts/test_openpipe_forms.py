@@ -113,11 +113,32 @@ def test_a_setting_of_an_update_is_translated(given_: dict[str, Any], ours: dict
         ({"allow_training_without_logprobs": True}, "openai_client"),
         ({"adam_params": object()}, "weight_decay"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0 must be"),
+        ({"loss_fn": "cispo", "loss": art.LossConfig("gspo")}, "loss_fn and loss say the same"),
+        ({"loss_fn": "cispo", "ppo": True}, "loss_fn and ppo say the same"),
+        ({"kl_penalty_coef": 0.2, "beta": 0.1}, "kl_penalty_coef and beta say the same"),
+        ({"scale_rewards": False, "advantage_scale": "group"}, "scale_rewards and advantage_scale say the same"),
+        ({"normalize_advantages": 0}, "normalize_advantages=0 must be True or False"),
+        ({"ppo": "yes"}, "ppo='yes' must be True or False"),
+        ({"loss": "gspo"}, r"write, for example, loss=art.LossConfig\('gspo'\)"),
     ],
 )
 def test_a_setting_without_a_meaning_is_refused_and_not_ignored(given_: dict[str, Any], words: str):
     with pytest.raises(art.ConfigError, match=words):
         train_config(given_)
+
+
+def test_a_config_of_another_kind_is_refused():
+    for config in ({"learning_rate": 1.0}, art.TrainSFTConfig()):
+        with pytest.raises(art.ConfigError, match=r"is no art\.TrainConfig"):
+            train_config({}, config)  # type: ignore[arg-type]
+
+
+def test_settings_that_say_nothing_are_left_out():
+    nothing: Any = {
+        "engine_args": {"max_model_len": None}, "peft_args": {"r": None}, "tinker_args": None, "init_args": {},
+        "trainer_args": {"max_steps": -1},
+    }  # fmt: skip
+    assert internal_config(nothing) == internal_config() == internal_config(None)
 
 
 def test_settings_of_engine_and_trainer_are_translated(monkeypatch: pytest.MonkeyPatch):
@@ -156,6 +177,13 @@ def test_a_setting_of_the_engines_speed_is_told_and_not_used(monkeypatch: pytest
         ({"engine_args": {"quantization": "awq"}}, "engine_args: quantization='awq' has no meaning here"),
         ({"init_args": {"full_finetuning": True}}, "full_finetuning"),
         ({"peft_args": {"use_rslora": True}}, "use_rslora"),
+        ({"peft_args": {"r": -1}}, "lora_rank=-1 must be"),
+        ({"trainer_args": {"num_train_epochs": 1.5}}, "epochs=1.5 must be a whole number"),
+        (
+            {"trainer_args": {"seed": 1}, "peft_args": {"random_state": 2}},
+            "random_state=2 sets seed, which is 1 already",
+        ),
+        ({"peft_args": [8]}, r"peft_args is \[8\], and must be a dictionary"),
     ],
 )
 def test_a_setting_of_engine_or_trainer_without_a_meaning_is_refused(config: dict[str, Any], words: str):
@@ -215,6 +243,28 @@ def test_trajectories_alone_are_put_with_those_of_the_same_task():
     group = art.TrajectoryGroup([run("x", "y")])
     a, b, c, d = run("1+1", "2"), run("1+1", "3"), run("2+2", "4", scenario_id="s"), run("1+1", "5", scenario_id="s")
     assert [[*found] for found in as_groups([a, group, c, b, d])] == [[*group], [a, b], [c, d]]
+
+
+def test_rollouts_are_taken_in_each_shape_that_scripts_have_them_in():
+    run = art.Trajectory(messages_and_choices=[USER])
+    group = art.TrajectoryGroup([run], metadata={"scenario_id": "s"})
+    assert as_groups(group) == [group]  # and not its trajectories one by one, without its scenario
+    assert [[*found] for found in as_groups(run)] == [[run]]  # type: ignore[arg-type]
+    mixed = as_groups([ValueError("a"), run, OSError("b")])
+    assert [(len(found), [raised.type for raised in found.exceptions]) for found in mixed] == [
+        (1, []), (0, ["ValueError", "OSError"]),
+    ]  # fmt: skip
+    for wrong in ([None], [[run]], ["text"]):
+        with pytest.raises(art.ConfigError, match="is neither a Trajectory nor a TrajectoryGroup"):
+            as_groups(wrong)  # type: ignore[arg-type]
+
+    async def rollout() -> art.Trajectory:
+        return run
+
+    pending = art.TrajectoryGroup([rollout()])
+    with pytest.raises(art.ConfigError, match=r"await art\.gather_trajectory_groups"):
+        as_groups([pending])  # type: ignore[list-item]
+    pending.close()
 
 
 def test_a_trajectory_is_handed_over_by_code_that_cannot_return_it():
