@@ -266,7 +266,12 @@ def _take_in(
     policy = Policy(
         chosen, leader.base, leader.base_sha256, "candidate", at, str(adapters / chosen), None, {IMPORTED: origin}
     )
-    publish(copy, policy, adapters / chosen)
+    try:
+        publish(copy, policy, adapters / chosen)
+    except AdapterRejected:
+        if name is not None or not (adapters / chosen).exists():
+            raise
+        return _take_in(store, engine, adapters, copy, leader, name=None, who=who)  # another took this name meanwhile
     try:
         loaded = _loads(engine, chosen)
         detail = {"policy": chosen, "from": copy.evidence.policy, **copy.origin}

@@ -39,6 +39,7 @@ def _or_none(limit: Limit, so: str) -> Limit:
 
 
 _WHOLE_FROM_0 = Limit(lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
+_SEED = Limit(lambda value: _is_whole(value) and 0 <= value < 1 << 63, "a whole number, at least 0 and below 2^63")
 _WHOLE_FROM_1 = Limit(lambda value: _is_whole(value) and value >= 1, "a whole number, at least 1")
 
 
@@ -191,7 +192,7 @@ class TrainConfig:
     ] = None
     dtype: Annotated[Dtype, Option()] = "auto"
     base_bits: Annotated[int, Limit(lambda value: value in (4, 8, 16), "4, 8 or 16"), Option(least=4, most=16)] = 16
-    seed: Annotated[int, _WHOLE_FROM_0, Option(least=0)] = 0
+    seed: Annotated[int, _SEED, Option(least=0)] = 0
     checkpoint_every_s: Annotated[float, limits.FROM_0, Option(least=0.0)] = 60.0
     save_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to go by checkpoint_every_s"), Option(least=1)] = None
     eval_steps: Annotated[int | None, _or_none(_WHOLE_FROM_1, "to evaluate nothing"), Option(least=1)] = None

@@ -88,7 +88,7 @@ def test_two_at_once_get_two_names_and_what_is_killed_is_never_a_policy(base: Pa
         for process in both:
             _, said = process.communicate(timeout=60)
             assert "Traceback" not in said
-            assert process.returncode in (0, -9, 5, 8, 11), said
+            assert process.returncode in ((0,) if kill_after_s is None else (0, -9)), said
     with closing(open_store(f"sqlite:///{tmp_path}/other/store.db", create=False)) as store:
         names = [policy.name for policy in store.ledger.policies()]
         assert store.verify() == []

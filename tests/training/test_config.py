@@ -36,6 +36,7 @@ from art_patch.training.loop.metrics import why_broken, why_stop
         ("weight_decay", -0.1, "a number, at least 0"),
         ("warmup_steps", -1, "a whole number, at least 0"),
         ("seed", -1, "a whole number, at least 0"),
+        ("seed", 1 << 63, "below 2^63"),
         ("processes", 0, "a whole number, at least 1"),
         ("checkpoint_every_s", -1.0, "a number, at least 0"),
         ("max_kl_nats", 0.0, "a number above 0, or None for no bound"),

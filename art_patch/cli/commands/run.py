@@ -162,7 +162,7 @@ _BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # a column in eig
 def demo(
     out: Output,
     home: Annotated[Path | None, setting("home")] = None,
-    seed: Annotated[int, Option("Seed of model, tasks and updates.", least=0)] = 1,
+    seed: Annotated[int, Option("Seed of model, tasks and updates.", least=0, most=(1 << 63) - 1)] = 1,
     cycles: Annotated[int | None, Option("Number of cycles to run.", least=1)] = None,
     control: Annotated[bool, Option("Shuffle the rewards. Then success must not rise.")] = False,
     single_shot: Annotated[bool, Option("Ask each question once; siblings are re-sampled.")] = False,
