@@ -59,6 +59,7 @@ class BaseShape:
     vocabulary: int
     context: int  # most tokens of prompt and answer
     weights: int  # all of the checkpoint
+    looked_up: int  # of these, embeddings that are no head too: of them a step reads the rows of its tokens alone
     checkpoint_bytes: int  # bytes of a weight in the checkpoint
 
     @property
@@ -123,7 +124,8 @@ def shape_of(config: _Config) -> BaseShape:
     weights += sum(_sense(config[name], width) for name in ("vision_config", "audio_config") if config.get(name))
     said = str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype"))
     context = int(text.get("max_position_embeddings", 32_768))
-    return BaseShape(kind, layers, width, vocabulary, context, weights, 4 if "float32" in said else 2)
+    looked_up = 0 if tied else vocabulary * width
+    return BaseShape(kind, layers, width, vocabulary, context, weights, looked_up, 4 if "float32" in said else 2)
 
 
 def _layer(kind: str, text: _Config, index: int) -> Layer:

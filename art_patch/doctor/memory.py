@@ -11,24 +11,26 @@ fit. An update's longest row (`max_tokens`) is as important as `micro_batch_toke
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from art_patch.doctor.base_shape import BaseShape, Layer
-from art_patch.serving import LORAS_AT_ONCE
+from art_patch.serving import LORAS_AT_ONCE, VllmOptions
+from art_patch.training import TrainConfig
 
 UNTRIED = "the formulas for GPUs have not been compared with a real card yet; leave some room"
 
 GIB = 2**30
-CHUNK_LOGITS = 1 << 25  # of `training.kernels.scoring`, which imports torch
-RANK, MAX_RANK = 8, 16  # of a new LoRA, and the largest that `serve` admits by default
-_PACKED = {4: 0.5 + 1 / 64 + 4 / 64 / 256, 8: 1.0}  # bytes of a packed weight: codes, and scales of blocks of 64
-_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048, 1_024)
+CHUNK_LOGITS = 1 << 25  # of `training.scoring`, which imports torch
+RANK = TrainConfig().lora_rank
+MAX_RANK = VllmOptions(Path(), Path(), "").max_lora_rank
+_PACKED = {4: 0.5 + 2 / 64, 8: 1.0 + 2 / 64}  # bytes of a packed weight: its code, and the float16 scale of each 64
+_TOKENS = tuple(TrainConfig().max_tokens >> half for half in range(6))  # of the longest row
 _FLOORS = (4_096, 1_024)  # first with rows of at least so many tokens, whatever the bits; then with shorter ones
 _BITS = (16, 8, 4)
 _CONTEXTS = (131_072, 65_536, 32_768, 16_384, 8_192, 4_096, 2_048)
 # For CUDA's own context, cuBLAS, and what an allocator cannot use. Untried.
 _CUDA_BYTES, _FRAGMENTED = 0.8 * GIB, 1.05
-# What the C library's heap cannot use again between tensors that stay; with a mapping for each tensor it is 1.
-_HEAP = 1.25
+_READ_AHEAD = 1 << 16  # bytes of a file that Linux maps around the one that is read
 # vLLM by default: the share of the card that it takes, tokens of a step, sequences at once; and its CUDA graphs.
 _SHARE, _STEP_TOKENS, _SEQUENCES, _GRAPHS_BYTES = 0.9, 8_192, 256, 1.0 * GIB
 
@@ -72,7 +74,10 @@ def step_bytes(shape: BaseShape, update: Update) -> float:
     matrix = max(rows * columns for layer in shape.layers for rows, columns in layer.adapted)
     base = (shape.weights - shape.adapted) * size + shape.adapted * packed
     loading = base + (matrix * shape.checkpoint_bytes if update.bits < 16 else 0)
-    if not update.cuda and update.bits == 16 and shape.checkpoint_bytes != size:
+    if not update.cuda and shape.checkpoint_bytes == size:  # weights are the file itself, mapped into memory
+        unread = max(0, shape.looked_up * size - update.tokens * _READ_AHEAD)
+        base, loading = base - unread, loading - unread
+    elif not update.cuda and update.bits == 16:
         loading += shape.weights * shape.checkpoint_bytes  # the file is in memory until all is converted
     lora = 16 * shape.lora(update.rank)  # float32: weights, gradients, two moments
     kept = [_kept(layer, update, last=layer is shape.layers[-1]) for layer in shape.layers]
@@ -89,7 +94,7 @@ def step_bytes(shape: BaseShape, update: Update) -> float:
     step = lora + held + max(logits, backward)
     if update.cuda:
         return max(loading, base + step) * _FRAGMENTED + _CUDA_BYTES
-    return max(loading, base + step * _HEAP)
+    return max(loading, base + step)
 
 
 def _kept(layer: Layer, update: Update, *, last: bool) -> float:

@@ -293,7 +293,8 @@ class _Chosen(torch.autograd.Function):
         logprob_N = (logit_QV[place_N, target_N] - top_Q[place_N]) + of_top_Q[place_N]
         # 0 * -inf is NaN: a token that cannot be sampled has no part in the entropy.
         below_QV = (logit_QV - top_Q[:, None]).clamp_min_(torch.finfo(logit_QV.dtype).min)
-        entropy_Q = -torch.linalg.vecdot(prob_QV, below_QV) - of_top_Q
+        # In place: logits, softmax and this are all that is held at once.
+        entropy_Q = -below_QV.mul_(prob_QV).sum(-1) - of_top_Q
         ctx.mark_non_differentiable(entropy_Q)
         return logprob_N, entropy_Q
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/benchmarks/families_memory.py [--json] [--only forecast bits]
+    python tests/benchmarks/families_memory.py [--json] [--cases "qwen3 fp32" ...]
 
 Progress goes to stderr; with `--json` the last line of stdout is one object of named metrics, with `missed` listing the
 targets that were not met. Each update runs in a process of its own, on a random base; its peak is the growth of the

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from art_patch.doctor import forecast, read_shape
+from art_patch.doctor import forecast, memory, read_shape
 from art_patch.doctor.base_shape import shape_of
 from art_patch.doctor.memory import GIB, Update, serving_bytes, step_bytes
 from art_patch.errors import ConfigError, ModelNotFound
@@ -75,15 +75,31 @@ def test_what_is_said_to_fit_fits_by_the_formulas(gib: float):
 
 def test_every_option_needs_less():
     shape = shape_of(QWEN_3_8B)
-    whole = step_bytes(shape, Update(8192, 8192))
+    tokens: dict[str, Any] = {"tokens": 8192, "predicted": 8192}
+    whole = step_bytes(shape, Update(**tokens))
     changes: list[dict[str, Any]] = [
         {"bits": 8}, {"bits": 4}, {"tokens": 4096, "predicted": 4096}, {"rank": 4}, {"float_bytes": 4},
         {"recompute": False},
     ]  # fmt: skip
-    less = [step_bytes(shape, Update(**{"tokens": 8192, "predicted": 8192} | change)) < whole for change in changes]
+    less = [step_bytes(shape, Update(**tokens | change)) < whole for change in changes]
     assert less == [True, True, True, True, False, False]
     assert serving_bytes(shape, 8192) - serving_bytes(shape, 4096) == 147_456 * 4096
     assert whole > 16 * GIB
+
+
+def test_what_is_repeated_here_is_that_of_the_trainer():
+    from art_patch.training import scoring
+
+    assert memory.CHUNK_LOGITS == scoring.CHUNK_LOGITS
+
+
+@pytest.mark.slow
+def test_the_peak_of_an_update_is_near_the_forecast():
+    """One of the twelve shapes of the benchmark. Without memory that is given back, the peak is a third above it."""
+    line = [sys.executable, "tests/benchmarks/families_memory.py", "--json", "--cases", "qwen3 bf16"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["forecast_error"] <= 0.25
 
 
 def test_a_base_is_a_directory_its_config_or_an_error(tmp_path: Path):

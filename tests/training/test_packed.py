@@ -16,6 +16,7 @@ from art_patch.training import TrainConfig
 from art_patch.training.loop.loading import fuse, load_policy
 from art_patch.training.loop.update import update
 from art_patch.training.packed import PackedLinear, exact, pack, pack_layers, unpack
+from tests.benchmarks.families_bits import learned, metrics_of
 from tests.support.train_jobs import SMALL, make_job, plain_logprobs, plain_model, random_groups, row
 
 ROW = row((5, 6, 7), (20, 21, 22, 23, 24))
@@ -118,3 +119,23 @@ def test_bits_that_there_are_not():
 def test_packed_layers_are_fused_as_plain_ones(base: Path):
     model = load_policy(str(base), None, replace(SMALL, base_bits=4))
     assert fuse(model) == sum(isinstance(layer, PackedLinear) for layer in model.modules())
+
+
+def test_success_with_4_bits_is_compared_question_by_question_and_seed_by_seed():
+    rows: list[dict[str, Any]] = [
+        {"seed": 1, "asked": 100, "success_16": [0.2, 0.5], "success_4": [0.2, 0.5], "logprob_gap_4": [0.004]},
+        {"seed": 2, "asked": 100, "success_16": [0.4, 0.9], "success_4": [0.4, 0.7], "logprob_gap_4": [0.006]},
+    ]
+    both = metrics_of(rows)
+    assert both == pytest.approx({
+        "bits4_gap": 0.1, "bits4_gap_error": 0.1, "bits4_first_gap": 0.1, "success_before": 0.3, "success_16": 0.7,
+        "success_4": 0.6, "bits4_logprob_gap_nats": 0.006,
+    })  # fmt: skip
+    assert metrics_of(rows[:1])["bits4_gap_error"] == pytest.approx(0.5**0.5 / 10)  # of the questions alone
+
+
+@pytest.mark.full
+def test_the_demo_s_agent_learns_with_a_base_in_4_bits(tmp_path: Path):
+    found = learned(1, 1, tmp_path, scenarios=60, questions=60, times=4)
+    assert min(found["success_16"][1], found["success_4"][1]) > found["success_16"][0]
+    assert found["logprob_gap_16"][0] < 1e-5 < found["logprob_gap_4"][0] < 0.05

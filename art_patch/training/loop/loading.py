@@ -9,6 +9,7 @@ layers of the base model are always off.
 money is spent on it. They do not load the base model's weights.
 """
 
+import ctypes
 import platform
 import random
 import warnings
@@ -34,6 +35,8 @@ from art_patch.training.loop.unsloth import unsloth_python
 from art_patch.training.packed import PackedLinear, pack_layers, weight_of
 
 _REFERENCE = "reference"
+_M_MMAP_THRESHOLD = -3  # of glibc's `mallopt`
+_OWN_MAPPING_BYTES = 1 << 20  # a tensor of this size, or a larger one, gets a mapping of its own
 _CURE = "serve another base, whose checkpoint transformers loads as a causal language model, or as one that also sees"
 
 
@@ -144,6 +147,17 @@ def load_with_unsloth(base: str, adapter: Path | None, config: TrainConfig, *, d
 def default_device(rank: int = 0) -> torch.device:
     """Returns the GPU for the process number `rank` of an update, or the CPU if the machine has no GPU."""
     return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Lets this process give the memory of a large tensor back to the machine as soon as the tensor is freed.
+
+    glibc stops doing so after the first large tensor that is freed, and takes tensors of up to 32 MiB from its heap.
+    Tensors that stay, such as what a layer keeps for the backward pass, leave holes there that fit no other tensor. An
+    update in 4 bits that recomputes its blocks needed 1.2 to 1.5 GiB instead of .6. Without glibc nothing is changed.
+    """
+    if device.type == "cpu" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
 
 
 def _weights_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:

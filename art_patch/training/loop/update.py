@@ -30,7 +30,15 @@ from art_patch.training.data.rows import Example, Row
 from art_patch.training.loop import metrics as measures
 from art_patch.training.loop.gradients import evaluate, gradients_of, phase_scores, start_scores
 from art_patch.training.loop.job import Arrays, TrainJob, claim, plan_of, read_file, write_arrays
-from art_patch.training.loop.loading import backend_of, default_device, dropout_on, load, made_with, require_machine
+from art_patch.training.loop.loading import (
+    backend_of,
+    default_device,
+    dropout_on,
+    give_memory_back,
+    load,
+    made_with,
+    require_machine,
+)
 from art_patch.training.loop.metrics import Notes, TrainState, UpdateMetrics, near_job, without_far_rows
 from art_patch.training.loop.processes import ALONE, Progress, Ranks, launch, silently
 from art_patch.training.loop.unsloth import unsloth_python
@@ -86,7 +94,9 @@ def update(job: TrainJob, directory: Path, *, progress: Progress = silently, ran
 
     progress(train_state.done, len(plan), "loading the base model")
     config = job.config
-    model = load(job, default_device(ranks.rank))
+    device = default_device(ranks.rank)
+    give_memory_back(device)
+    model = load(job, device)
     scorer = Scorer(model)
     evaluated = [example for lesson in job.evaluated for example in lesson.examples]
     scorer.prove([*(Example((row,)) for row in job.rows), *evaluated])
