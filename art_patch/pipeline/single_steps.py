@@ -91,8 +91,13 @@ def run_file_update(
     Raises as `train_on_files` does, and an `AdapterRejected` if the engine refuses the new policy, which is rejected if
     the engine would refuse it each time.
     """
-    found = train_on_files(store, adapters, CycleConfig(train=config), files, who=who, progress=progress)
+    found = train_on_files(store, adapters, CycleConfig(train=_ungated(config)), files, who=who, progress=progress)
     return _promoted(store, engine, found.policy, who, found.metrics)
+
+
+def _ungated(config: training.TrainConfig) -> training.TrainConfig:
+    # No gate tests the new policy, so it must not go on from one that a gate has rejected.
+    return replace(config, start="champion") if config.start == "candidate" else config
 
 
 def _promoted(store: Store, engine: serving.EngineClient, candidate: Policy, who: str, metrics: JSON) -> ExplicitUpdate:
@@ -123,9 +128,7 @@ def run_explicit_update(
     """
     training.require_evaluation(config, evaluation)
     training.require_permission(config)
-    # No gate tests the new policy, so it must not go on from one that a gate has rejected.
-    if config.start == "candidate":
-        config = replace(config, start="champion")
+    config = _ungated(config)
     with exclusive_cycle(store, adapters.parent, who=who) as held:
         ledger, read = held.store.ledger, held.store.read
         champion = ledger.leader()

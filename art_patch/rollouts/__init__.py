@@ -11,7 +11,7 @@
 | `model_runtime` | a registered model -> its store, engine and trainer; does the work of `train`, `log`, `promote` |
 | `forms` | OpenPipe ART's names of arguments and settings -> ours |
 | `history` | metrics of groups -> `history.jsonl`, which it reads again |
-| `sft` | conversations to imitate -> the next policy |
+| `sft`, `handed_over` | conversations to imitate -> a file that the trainer reads -> the next policy |
 | `processes` | runs engine and trainer as child processes of the script; groups in the store -> a policy that serves |
 | `evaluation` | models and scenarios -> mean metrics, differences between the models, a plot |
 | `environments`, `environment_pool` | games and simulators -> workers that play them |

@@ -96,7 +96,7 @@ class LocalBackend:
         """
         runtime = self._runtime(model)
         if isinstance(model, TrainableModel):
-            base_url, key = await runtime.open()
+            base_url, key = await runtime.open(model.base_model)
             model.inference_base_url, model.inference_api_key = serving.exact_url(base_url), key or "none"
         else:
             await runtime.open_store()
@@ -157,13 +157,12 @@ class LocalBackend:
         if key not in self._runtimes:
             given = {"home": self._home, "store": self._store, "base_url": self._base_url}
             project = settings.load_settings(project=model.project, **given)
-            base, own = None, dict[str, Any]()
-            if isinstance(model, TrainableModel):
-                base, own = model.base_model, model.engine_options()
+            self._runtimes[key] = ModelRuntime(project, model.name)
+        runtime = self._runtimes[key]
+        if isinstance(model, TrainableModel):
             # What the backend was told wins over the model's own settings.
-            options = {name: str(value) for name, value in own.items()} | self._options
-            self._runtimes[key] = ModelRuntime(project, model.name, base, options)
-        return self._runtimes[key]
+            runtime.start_with({name: str(value) for name, value in model.engine_options().items()} | self._options)
+        return runtime
 
 
 class TrainingApi:

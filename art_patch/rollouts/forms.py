@@ -67,13 +67,30 @@ _LEVELS = {"token": "token", "sequence": "sequence"}
 _FIELDS = frozenset(each.name for each in fields(TrainConfig)) | {"beta", "kl_penalty", "clip_range"}
 
 
+# Fields of OpenPipe ART's models that cannot mean anything here, and what to write instead.
+_OF_MODELS = {
+    "base_path": "give the directory to LocalBackend(path=...)",
+    "entity": "set WANDB_ENTITY for `art-patch send wandb`",
+    "id": "the project and the name say which model it is",
+    "run_id": "the project and the name say which model it is",
+    "run_name": "give it to `art-patch send wandb` or `art-patch send mlflow`",
+    "report_metrics": "run `art-patch send wandb` beside the script, or `mlflow`; history.jsonl has all metrics",
+}
+
+
+def model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model without those of OpenPipe ART's that say nothing; `ConfigError` if one does."""
+    for name in _OF_MODELS.keys() & given.keys():
+        if given[name] is not None:
+            raise ConfigError(f"{name} of a model has no meaning here: {_OF_MODELS[name]}; leave it out")
+    return {name: value for name, value in given.items() if name not in _OF_MODELS}
+
+
 def train_config(given: Mapping[str, Any], config: TrainConfig | None = None) -> TrainConfig:
     """Return `config` with the settings in `given`, which have OpenPipe ART's names or those of `TrainConfig`.
 
     Raises `ConfigError` for a setting that has no meaning here.
     """
-    if config is not None and not isinstance(config, TrainConfig):
-        raise ConfigError(f"config={config!r} is no art.TrainConfig; single settings are arguments of their own")
     left = dict(given)
     for one, other in _SAME:
         if left.get(one) is not None and left.get(other) is not None:
@@ -109,7 +126,7 @@ def train_config(given: Mapping[str, Any], config: TrainConfig | None = None) ->
     return replace(config or TrainConfig(), **changes, **left)
 
 
-def _loss(left: dict[str, Any], loss: LossConfig) -> LossConfig:
+def _loss(left: dict[str, Any], loss: Any) -> LossConfig:
     """Take what is about the loss out of `left`, and return the loss with it."""
     if not isinstance(loss, LossConfig):
         raise ConfigError(f"loss={loss!r} is no art.LossConfig; write, for example, loss=art.LossConfig('gspo')")
@@ -161,7 +178,9 @@ class InternalConfig:
     def over(self, config: TrainConfig | None) -> TrainConfig:
         """Return the config with these fields of `TrainConfig`; where `config` says something of its own, it wins."""
         default = TrainConfig()
-        own = config or default
+        own: Any = default if config is None else config  # scripts give what they like
+        if not isinstance(own, TrainConfig):
+            raise ConfigError(f"config={own!r} is no art.TrainConfig; single settings are arguments of their own")
         return replace(own, **{n: value for n, value in self.train.items() if getattr(own, n) == getattr(default, n)})
 
 

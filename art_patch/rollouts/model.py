@@ -16,8 +16,16 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from art_patch.errors import ConfigError
 from art_patch.rollouts.client import Lane, ModelClient
-from art_patch.rollouts.forms import InternalConfig, TrainSettings, as_groups, internal_config, train_config
-from art_patch.rollouts.history import history, read_state, write_state
+from art_patch.rollouts.forms import (
+    InternalConfig,
+    TrainSettings,
+    as_groups,
+    internal_config,
+    model_fields,
+    rollouts_in,
+    train_config,
+)
+from art_patch.rollouts.history import check_log, history, merge_state, read_state, write_state
 from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult, not_registered
 from art_patch.rollouts.sft import TrainSFTConfig, train_sft
 from art_patch.rollouts.trajectory import Trajectory
@@ -26,16 +34,6 @@ from art_patch.training import TrainConfig
 from art_patch.types import Policy
 
 ConfigT = TypeVar("ConfigT")
-
-# Fields of OpenPipe ART's models that cannot mean anything here, and what to write instead.
-_ABSENT = {
-    "base_path": "give the directory to LocalBackend(path=...)",
-    "entity": "set WANDB_ENTITY for `art-patch send wandb`",
-    "id": "the project and the name say which model it is",
-    "run_id": "the project and the name say which model it is",
-    "run_name": "give it to `art-patch send wandb` or `art-patch send mlflow`",
-    "report_metrics": "run `art-patch send wandb` beside the script, or `mlflow`; history.jsonl has all metrics",
-}
 
 
 class Completion(ChatCompletion):
@@ -103,13 +101,7 @@ class Model(BaseModel, Generic[ConfigT]):
     @model_validator(mode="before")
     @classmethod
     def _refuse_absent(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        fields = cast("Mapping[str, Any]", given)
-        for name in _ABSENT.keys() & fields.keys():
-            if fields[name] is not None:
-                raise ConfigError(f"{name} of a model has no meaning here: {_ABSENT[name]}; leave it out")
-        return {name: value for name, value in fields.items() if name not in _ABSENT}
+        return model_fields(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else given
 
     def backend(self) -> Backend:
         """Return the backend that the model is registered with; raises a `ConfigError` if it is not registered."""
@@ -215,29 +207,32 @@ class Model(BaseModel, Generic[ConfigT]):
         Groups of the split `train` may still be trained on afterwards, and are stored once.
 
         Args:
-            trajectories: trajectories, exceptions or groups; exceptions count in the metric `exception_rate`.
+            trajectories: trajectories, exceptions or groups; exceptions count in the metric `exception_rate`. A
+                trajectory without a group stands alone, and is stored anew each time.
             split: prefix of the metrics in the history, such as `train`, `val` or `test`.
             metrics: additional metrics for the same line.
             step: step of the line; without it the champion's.
+
+        Raises a `ConfigError`, and stores nothing, if a reward or metric is no number, a step no whole number from 0
+        on, or a split no text.
         """
+        numbers = check_log(split, step, metrics)
         # A trajectory without a group becomes a group of its own, because it may have no siblings.
-        given = trajectories or ()
+        given = rollouts_in(trajectories)
         groups = [each if isinstance(each, TrajectoryGroup) else TrajectoryGroup([each]) for each in given]
-        await self.runtime().log(groups, split, dict(metrics or {}), step)
+        await self.runtime().log(groups, split, numbers, None if step is None else int(step))
 
     def read_state(self) -> dict[str, Any] | None:
         """Return what the script has kept with `merge_state` or `overwrite_state`; `None` before that."""
-        return read_state(self.runtime().directory)
+        return read_state(self.runtime().directory, None if self.trainable else self.name)
 
     def overwrite_state(self, state: Mapping[str, Any]) -> None:
         """Keep JSON values with the model, such as how far a script came; what was kept before is gone."""
-        write_state(self.runtime().directory, state)
+        write_state(self.runtime().directory, state, None if self.trainable else self.name)
 
     def merge_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Add JSON values to those that are kept, objects within objects too; return all."""
-        merged = _merged(self.read_state() or {}, state)
-        self.overwrite_state(merged)
-        return merged
+        return merge_state(self.runtime().directory, state, None if self.trainable else self.name)
 
     write_state = overwrite_state  # OpenPipe ART's older name
 
@@ -265,7 +260,8 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     base_model: str
     inference_engine: str | None = None
     _internal_config: Any = PrivateAttr(None)  # OpenPipe ART's settings of engine and trainer; scripts set it late
-    _internal: InternalConfig = PrivateAttr(default_factory=InternalConfig)  # the same in our words
+    _server_config: Any = PrivateAttr(None)  # of `register`
+    _started_with: dict[str, Any] | None = PrivateAttr(None)  # the engine's options when the model was registered
 
     def __init__(
         self,
@@ -281,21 +277,26 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         fields: dict[str, Any] = {"name": name, "project": project, "config": config, "base_model": base_model, **more}
         super().__init__(**fields)
         self._internal_config = _internal_config
-        self._internal = internal_config(_internal_config)
+        self._internal()
 
     async def register(self, backend: Backend, _openai_client_config: Mapping[str, Any] | None = None) -> None:
         """Register the model with a backend; in a new project the base model becomes champion, as step 0.
 
         A project of another model or base raises a `ConfigError`, an engine that does not start an `EngineError`.
         """
-        # Once more: scripts also set `_internal_config` after the model is made.
-        self._internal = internal_config(self._internal_config, _openai_client_config)
+        self._server_config = _openai_client_config
+        options = self.engine_options()
         await super().register(backend)
+        self._started_with = options
+
+    def _internal(self) -> InternalConfig:
+        # Each time anew: scripts also set `_internal_config` after the model is made.
+        return internal_config(self._internal_config, self._server_config)
 
     def engine_options(self) -> dict[str, Any]:
         """Return the options of `art-patch serve` that the model's own settings give."""
         engine = {} if self.inference_engine is None else {"engine": self.inference_engine}
-        return engine | self._internal.serve
+        return engine | self._internal().serve
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Return the policy name of a step, `NAME@STEP`; without `step`, the name of the champion."""
@@ -342,23 +343,32 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
 
     async def train_sft(
         self,
-        trajectories: Iterable[Trajectory],
+        trajectories: Iterable[Trajectory | TrajectoryGroup],
         config: TrainSFTConfig | TrainConfig | None = None,
         _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
     ) -> TrainResult:
         """Imitate the answers in trajectories, and promote the new policy; no reward is used and no gate asked.
 
+        All conversations of a trajectory are learned from, each up to its last answer; groups give their trajectories.
         Raises a `ConfigError` if there is nothing to learn, else as `train` does.
         """
         if _config:
-            raise ConfigError(f"_config={dict(_config)} has no meaning here; leave it out")
+            raise ConfigError(f"_config={_config!r} has no meaning here; leave it out")
         return await train_sft(self, trajectories, config, verbose=verbose)
 
     def update_config(self, config: TrainConfig | None = None) -> TrainConfig:
-        """Return `config`, or the model's own, with what `_internal_config` says where it has the default."""
+        """Return `config`, or the model's own, with what `_internal_config` says where it has the default.
+
+        Raises a `ConfigError` if settings of the engine have changed since the model was registered.
+        """
+        if self._started_with not in (None, self.engine_options()):
+            raise ConfigError(
+                f"the engine was started with {self._started_with}, and the model now says {self.engine_options()}: "
+                "set _internal_config and inference_engine before the model is registered"
+            )
         own = self.config if isinstance(self.config, TrainConfig) else None
-        return self._internal.over(config or own)
+        return self._internal().over(own if config is None else config)
 
     async def checkpoint(self, step: int) -> Model[ConfigT]:
         """Return the policy of a step as a `Model`, and make the engine serve it beside the champion.
@@ -386,11 +396,3 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
     async def _policy_changed(self) -> bool:
         await self.get_step()
         return True
-
-
-def _merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    def both(name: str, value: Any) -> Any:
-        old = kept.get(name)
-        return _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-
-    return {**kept, **{name: both(name, value) for name, value in new.items()}}

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_patch import errors, policies, promotion, serving
+from art_patch._lib.ids import new_id
 from art_patch.errors import ConfigError, EngineError, NotFound
 from art_patch.rollouts import processes
 from art_patch.rollouts.at_once import bar
-from art_patch.rollouts.history import best_step, metrics_of, note
+from art_patch.rollouts.handed_over import delete_left
+from art_patch.rollouts.history import best_step, check_numbers, metrics_of, note
 from art_patch.rollouts.trajectory_group import TrajectoryGroup, content_of, translate
 from art_patch.settings import Settings
 from art_patch.store import Store, open_store
@@ -92,12 +94,14 @@ class ModelRuntime:
         directory: the project's directory, in which the engine and the trainer write their logs.
     """
 
-    def __init__(self, settings: Settings, name: str, base: str | None, engine: Mapping[str, str]) -> None:
-        """Create the runtime; `base` is `None` for a model without training, `engine` options of `art-patch serve`."""
-        policies.check_name(f"{name}@0")
+    def __init__(self, settings: Settings, name: str) -> None:
+        """Create the runtime, which opens nothing yet."""
         self.serves = ""
         self.directory = settings.directory
-        self._settings, self._name, self._base, self._options = settings, name, base, dict(engine)
+        self._settings, self._name = settings, name
+        self._base: str | None = None  # of a model that is trained
+        self._options: dict[str, str] = {}  # of `art-patch serve`
+        self._token = new_id()  # a later runtime may have the `id` of this one
         # One thread talks to the store, in the order in which it is asked, so no event loop waits for a database.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="art-patch-store")
         self._closed = False
@@ -113,6 +117,16 @@ class ModelRuntime:
         except (KeyError, OSError):  # a container without a passwd entry
             self._who = "unknown (by hand)"
 
+    def start_with(self, options: Mapping[str, str]) -> None:
+        """Set the options of `art-patch serve`; a `ConfigError` if an engine was started with others already."""
+        if self._engine is not None and (other := {n: v for n, v in options.items() if self._options.get(n) != v}):
+            raise ConfigError(
+                f"{self._name} is registered already, and its engine was started with {self._options}, not with "
+                f"{other}; close the backend first"
+            )
+        if self._engine is None:
+            self._options = dict(options)
+
     async def on_store_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the one thread that uses the store; raises a `ConfigError` after `close`."""
         if self._closed:
@@ -120,9 +134,10 @@ class ModelRuntime:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     @_on_store_thread
-    def open(self) -> tuple[str, str | None]:
+    def open(self, base: str) -> tuple[str, str | None]:
         """Open the store, start or join the engine, return its address and key; raises like `LocalBackend.register`."""
-        champion, base, joined = self._open_store().ledger.leader(), self._base or "", None
+        policies.check_name(f"{self._name}@0")
+        champion, joined = self._open_store().ledger.leader(), None
         if champion is not None:
             self._check_same_model(champion, base)
         if self._engine is None or self._engine.poll() is not None:  # else the model was registered before
@@ -131,6 +146,8 @@ class ModelRuntime:
                 self._address = self._start(base)
         # After the start: `art-patch serve` writes the base model as champion of a new project, or as the learner.
         self._champion()
+        self._base = base
+        delete_left(self.directory)
         return joined or (self._address, None)
 
     async def train(
@@ -148,6 +165,7 @@ class ModelRuntime:
         learned = {id(trajectory) for group in groups for trajectory in group}
         if any(id(trajectory) in learned for group in evaluation for trajectory in group):
             raise ConfigError("a trajectory is in eval_groups and is learned from, too; evaluate on others")
+        check_numbers([*groups, *evaluation])
         self._check_learnable(groups)
         began = await self.champion()
         metrics = metrics_of(groups)
@@ -189,6 +207,7 @@ class ModelRuntime:
         self, groups: Sequence[TrajectoryGroup], split: str, metrics: Mapping[str, float], step: int | None
     ) -> None:
         """Write groups that are not trained on, and a line with their metrics; see `Model.log`."""
+        check_numbers(groups)
         if step is None:
             step = 0 if self._base is None else (await self.champion()).step
         await self._keep(groups, {"split": split, "step": step, "model": self._name}, "spent")
@@ -263,7 +282,7 @@ class ModelRuntime:
         for group in groups:
             if not group.trajectories:  # every rollout raised
                 continue
-            mark = (id(self), held_out, content_of(group))
+            mark = (self._token, held_out, content_of(group))
             if (stored := group.stored_as(mark)) is not None:
                 if state == "scored":
                     store.ledger.set_groups([stored], state)
@@ -283,7 +302,8 @@ class ModelRuntime:
     @_on_store_thread
     def _note(self, split: str, metrics: Mapping[str, float], step: int) -> None:
         # On this thread too, so that lines of the history come in the order of the calls.
-        note(self.directory, step=step, split=split, metrics=metrics, at=time.time())
+        model = None if self._base is not None else self._name
+        note(self.directory, step=step, split=split, metrics=metrics, at=time.time(), model=model)
 
     # The methods below run on the store's thread.
 
@@ -358,6 +378,10 @@ class ModelRuntime:
             )
 
     def _check_learnable(self, groups: Sequence[TrajectoryGroup]) -> None:
+        if not any(group.trajectories for group in groups):
+            raised = [each for group in groups for each in group.exceptions]
+            first = f": {len(raised)} raised, the first {raised[0].type}: {raised[0].message}" if raised else ""
+            raise ConfigError(f"there is no rollout to learn from{first}")
         choices = [choice for group in groups for trajectory in group for choice in trajectory.choices()]
         if not any(exact_of(choice) for choice in choices):
             raise ConfigError(

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from art_patch.errors import ConfigError
+from art_patch.errors import ArtPatchError, ConfigError
+from art_patch.rollouts.forms import rollouts_in
+from art_patch.rollouts.handed_over import handed_over
 from art_patch.rollouts.model_runtime import ModelRuntime, TrainResult
-from art_patch.rollouts.trajectory import Trajectory
+from art_patch.rollouts.trajectory import History, Trajectory
+from art_patch.rollouts.trajectory_group import TrajectoryGroup
 from art_patch.training import TrainConfig
+
+# Arguments of OpenPipe ART's `train_sft_from_file` that mean nothing here, with the values that change nothing.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "initial_step": (0, None), "final_step": (None,), "_config": (None, {}), "shuffle_buffer_size": (None,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,9 @@ class TrainSFTConfig:
 
     def over(self, config: TrainConfig) -> TrainConfig:
         """Return the config with these settings, for one pass over the data."""
-        rates = list(self.learning_rate) if isinstance(self.learning_rate, Sequence) else [self.learning_rate]
+        given: Any = self.learning_rate
+        several = isinstance(given, Iterable) and not isinstance(given, str)
+        rates: list[Any] = [float(rate) for rate in given] if several else [given]
         if len(set(rates)) != 1:
             raise ConfigError(
                 f"learning_rate has {len(set(rates))} values; give its peak, and a schedule with "
@@ -56,23 +65,42 @@ class Trained(Protocol):
 
 async def train_sft(
     model: Trained,
-    trajectories: Iterable[Trajectory],
-    config: TrainSFTConfig | TrainConfig | None = None,
+    trajectories: Iterable[Trajectory | TrajectoryGroup],
+    config: Any = None,
     *,
     verbose: bool = False,
 ) -> TrainResult:
     """Imitate the answers in trajectories, and promote the new policy; see `TrainableModel.train_sft`."""
-    given = list(trajectories)
+    if not isinstance(config, TrainSFTConfig | TrainConfig | None):
+        raise ConfigError(f"config={config!r} is neither an art.TrainSFTConfig nor an art.TrainConfig")
+    chosen = config if isinstance(config, TrainConfig) else (config or TrainSFTConfig()).over(model.update_config())
+    given: list[Trajectory] = []
+    for each in rollouts_in(trajectories):
+        if isinstance(each, BaseException):
+            raise ConfigError(f"a {type(each).__name__} of a rollout cannot be imitated; leave it out") from each
+        given += [each] if isinstance(each, Trajectory) else each.trajectories
     if not given:
         raise ConfigError("there is no trajectory to learn from")
-    directory = model.runtime().directory
-    with tempfile.NamedTemporaryFile("w", dir=directory, prefix="sft-", suffix=".jsonl") as file:  # mode 0600
-        for each in given:
-            tools = {"tools": list(each.tools)} if each.tools else {}
-            file.write(json.dumps({"messages": each.messages(), **tools}) + "\n")
-        file.flush()
-        chosen = config if isinstance(config, TrainConfig) else (config or TrainSFTConfig()).over(model.update_config())
-        return await model.runtime().train_files([Path(file.name)], chosen, verbose=verbose)
+    lines = [_line(history, at) for at, each in enumerate(given, start=1) for history in each.histories()]
+    with handed_over(model.runtime().directory, lines) as file:
+        try:
+            return await model.runtime().train_files([file], chosen, verbose=verbose)
+        except ArtPatchError as error:  # the file is gone then, and nobody has seen it
+            said = str(error).replace(f"{file}, line ", "conversation ").replace(f"{file.name}, line ", "conversation ")
+            raise type(error)(said) from error
+
+
+def _line(history: History, at: int) -> str:
+    messages = history.messages()
+    # After its last answer there is nothing to imitate; runs of agents end with what a tool or a game said.
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
+        raise ConfigError(f"trajectory {at} has a conversation without an answer of the assistant; leave it out")
+    try:
+        return json.dumps({"messages": messages, **({"tools": list(history.tools)} if history.tools else {})})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"trajectory {at} holds what is no JSON: {error}") from error
 
 
 async def train_sft_from_file(
@@ -104,13 +132,25 @@ async def train_sft_from_file(
     Raises as `TrainableModel.train_sft` does, and a `MalformedFile` if a line is wrong.
     """
     for name, value in absent.items():
-        if value not in (None, 0):
+        if name not in _ABSENT:
+            raise ConfigError(f"train_sft_from_file takes no {name}; see its docstring")
+        if value not in _ABSENT[name]:
             raise ConfigError(f"{name}={value!r} has no meaning here: the file is trained whole; leave it out")
-    with open(file_path, "rb") as file:
-        lines = sum(1 for line in file if line.strip())
-    steps = math.ceil(lines / batch_size) * epochs
+    if not 0 <= warmup_ratio <= 1:
+        raise ConfigError(f"warmup_ratio={warmup_ratio!r} must be from 0 to 1")
     config = replace(
-        model.update_config(), epochs=epochs, batch_size=batch_size, learning_rate=peak_lr, lr_schedule=schedule_type,
-        warmup_steps=int(steps * warmup_ratio),
-    )  # fmt: skip
+        model.update_config(), epochs=epochs, batch_size=batch_size, learning_rate=peak_lr, lr_schedule=schedule_type
+    )
+    steps = math.ceil(_conversations(file_path) / batch_size) * epochs
+    config = replace(config, warmup_steps=int(steps * warmup_ratio))
     return await model.runtime().train_files([Path(file_path)], config, verbose=verbose)
+
+
+def _conversations(path: str | PathLike[str]) -> int:
+    with open(path, "rb") as file:
+        if file.read(4) != b"PAR1":
+            file.seek(0)
+            return sum(1 for line in file if line.strip())
+    from pyarrow import parquet  # slow to import, and only there with the extra that reads such files
+
+    return parquet.ParquetFile(path).metadata.num_rows

@@ -46,7 +46,7 @@ def test_a_prompted_model_is_asked_by_its_own_name_and_its_rollouts_are_kept_apa
     store.close()
     (line,) = (tmp_path / "compare" / "history.jsonl").read_text().splitlines()
     assert json.loads(line) | {"at": 0} == {
-        "step": 0, "at": 0, "test/reward": 0.5, "test/exception_rate": 0.5, "test/extra": 2.0,
+        "step": 0, "at": 0, "model": "big", "test/reward": 0.5, "test/exception_rate": 0.5, "test/extra": 2.0,
     }  # fmt: skip
 
 

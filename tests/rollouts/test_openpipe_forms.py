@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,6 @@ import art_patch.environment
 import art_patch.trainer
 import art_patch.utils
 from art_patch.rollouts.forms import as_groups, internal_config, train_config
-from art_patch.store import open_store
 
 # `art.__all__` of OpenPipe ART 0.5.18, its newest release of 2026-11.
 NAMES = [
@@ -130,7 +128,7 @@ def test_a_setting_without_a_meaning_is_refused_and_not_ignored(given_: dict[str
 def test_a_config_of_another_kind_is_refused():
     for config in ({"learning_rate": 1.0}, art.TrainSFTConfig()):
         with pytest.raises(art.ConfigError, match=r"is no art\.TrainConfig"):
-            train_config({}, config)  # type: ignore[arg-type]
+            internal_config().over(config)  # type: ignore[arg-type]
 
 
 def test_settings_that_say_nothing_are_left_out():
@@ -336,73 +334,3 @@ def test_batches_of_groups_are_gathered_ahead():
     assert asyncio.run(first()) <= 6  # of 14: two groups at once, and those that took the place of complete ones
     with pytest.raises(art.ConfigError, match="batch_size=0"):
         asyncio.run(anext(art.trajectory_group_batches([], batch_size=0)))  # type: ignore[arg-type]
-
-
-# --- the loop, on a real engine and trainer ---
-
-
-def test_a_loop_in_the_present_form_trains_and_stores_each_rollout_once(base: Path, tmp_path: Path):
-    model = art.TrainableModel(
-        name="counter", project="forms", base_model=str(base),
-        config=art.TrainConfig(minibatches=1, epochs=1, max_kl_nats=None, max_clip_fraction=None),
-        _internal_config=art.dev.InternalModelConfig(engine_args={"max_model_len": 64}, peft_args={"r": 4}),
-    )  # fmt: skip
-
-    async def rollout(word: str, reward: float) -> art.Trajectory:
-        run = art.Trajectory(messages=[{"role": "user", "content": word}], reward=reward)  # type: ignore[call-arg]
-        answer = await model.create_completion(run, max_tokens=3)
-        assert answer.content == run.messages()[-1]["content"]  # type: ignore[typeddict-item]
-        assert answer.tool_calls is None
-        return run
-
-    async def loop() -> None:
-        async with art.LocalBackend(path=tmp_path, engine="embedded", threads=1) as backend:
-            await model.register(backend)
-            assert await model.get_step() == 0
-            asked = await model.create_completion([USER], max_tokens=2)
-            assert asked.choices[0].message.content == asked.content
-            groups = await art.gather_trajectory_groups(
-                (art.TrajectoryGroup((rollout(word, reward) for reward in (0.0, 1.0)), metrics={"solved": 0.5})
-                 for word in ("one", "two")),
-                pbar_desc=None,
-            )  # fmt: skip
-            await model.log(groups, split="train")
-            result = await backend.train(model, groups, learning_rate=1e-2, loss_fn="ppo")
-            await model.log(groups, split="train", metrics=result.metrics, step=7)
-            assert (result.step, result.reason, await model.get_step()) == (1, "", 1)
-            assert (result.checkpoint_path or "").endswith("counter@1")
-            await model.log(groups[:1], split="val")  # of another split, so these are other records
-            model.overwrite_state({"at": {"epoch": 1}})
-            assert model.merge_state({"at": {"item": 2}}) == {"at": {"epoch": 1, "item": 2}} == model.read_state()
-            alone = await model.train([run for group in groups for run in group], learning_rate=1e-2)
-            assert (alone.step, alone.reason) == (2, "")
-            # Demonstrations, in place of rewards.
-            told: Any = {"role": "assistant", "content": "yes"}
-            taught = await model.train_sft([art.Trajectory(messages_and_choices=[USER, told])])
-            assert (taught.step, taught.reason) == (3, "")
-            file = tmp_path / "chats.jsonl"
-            file.write_text(json.dumps({"messages": [USER, told]}) + "\n")
-            again = await art.train_sft_from_file(model, file, epochs=2, peak_lr=1e-3)
-            assert again.step == 4
-            with pytest.raises(art.ConfigError, match="there is no trajectory"):
-                await model.train_sft([])
-            with pytest.raises(art.ConfigError, match="has 2 values"):
-                await model.train_sft(
-                    [art.Trajectory(messages_and_choices=[USER, told])], art.TrainSFTConfig([1e-3, 0])
-                )
-            await backend.close()  # a second time, and awaited
-
-    asyncio.run(loop())
-    store = open_store(f"sqlite:///{tmp_path}/forms/store.db")
-    trained, spent = store.read.groups(state="trained"), store.read.groups(state="spent")
-    # Two groups of the first update; two of the second, in which they were formed anew; and one that was evaluated.
-    assert [(len(trained), len(spent)), [group.held_out for group in spent]] == [(4, 1), [True]]
-    policy = store.ledger.policy("counter@1")
-    assert policy is not None
-    assert policy.metrics["train"]["kl_nats"] >= 0
-    store.close()
-    config = json.loads((tmp_path / "forms/adapters/counter@4/adapter_config.json").read_text())
-    assert config["r"] == 4
-    lines = [json.loads(line) for line in (tmp_path / "forms/history.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 0, 7, 1, 1, 2, 3]
-    assert lines[0]["train/group_solved"] == 0.5
