@@ -10,7 +10,7 @@ import pytest
 
 from art_patch.errors import ConfigError, EngineError, StoreError
 from art_patch.gate import GateConfig, Verdict
-from art_patch.pipeline import evaluate, run_explicit_update, train_policy
+from art_patch.pipeline import evaluate, run_explicit_update, run_file_update, single_steps, train_policy
 from art_patch.pipeline.cycle_run import CycleConfig
 from art_patch.store import Store
 from art_patch.training import TrainConfig
@@ -125,7 +125,18 @@ def test_an_update_by_hand_never_continues_what_a_gate_rejected(
         ledger, LoadingEngine(says), tmp_path / "adapters", TrainConfig(start=asked), [],  # type: ignore[arg-type]
         who="test", progress=lambda *_: None,
     )  # fmt: skip
-    assert seen == [done]
+
+    def train_on_files(_store: Any, _adapters: Any, config: CycleConfig, *_: Any, **__: Any) -> None:
+        seen.append(config.train.start)
+        raise ConfigError("nothing")
+
+    monkeypatch.setattr(single_steps, "train_on_files", train_on_files)
+    with pytest.raises(ConfigError, match="nothing"):
+        run_file_update(
+            ledger, LoadingEngine(says), tmp_path / "adapters", TrainConfig(start=asked), [],  # type: ignore[arg-type]
+            who="test", progress=lambda *_: None,
+        )  # fmt: skip
+    assert seen == [done, done]
 
 
 def test_an_update_by_hand_takes_no_calls_from_upstream(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
