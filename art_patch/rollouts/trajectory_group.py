@@ -257,7 +257,7 @@ async def gather_trajectory_groups(
         max_metrics: number of metrics shown beside the bar; `None` shows all.
         after_each: coroutine function that is called with each group when it is complete, for example to judge it. Its
             result takes the group's place in the list: one group, a list of groups, or `None` to drop the group.
-        pbar_total_completion_tokens: as for `gather_trajectories`.
+        pbar_total_completion_tokens: of older scripts; `gather_trajectories` says what it means.
     """
     _say_tokens_are_shown(pbar_total_completion_tokens)
     waiting = list(groups)
