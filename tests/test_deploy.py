@@ -31,6 +31,7 @@ import pytest
 import typer
 import yaml
 from openai import OpenAI
+from packaging.requirements import Requirement
 
 from art_patch._lib import own_environment
 from art_patch._lib.key_files import read_key
@@ -234,7 +235,12 @@ def test_the_image_is_made_of_what_is_there():
     (extras,) = re.findall(r'"/src\[([\w,]+)\]"', CONTAINERFILE)
     assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
     (torch,) = re.findall(r'"(torch[^"]+)"', CONTAINERFILE)
-    assert torch in project["project"]["optional-dependencies"]["train"]
+    (admitted,) = [each for each in project["project"]["optional-dependencies"]["train"] if each.startswith("torch")]
+    # The newest that was tried, of all that are admitted.
+    least, below = (re.findall(rf"{sign}([\d.]+)", torch)[0] for sign in (">=", "<"))
+    assert admitted.endswith(f"<{below}")
+    assert Requirement(admitted).specifier.contains(least)
+    assert not Requirement(admitted).specifier.contains(below)
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     for needed in [*wheel["packages"], *wheel["shared-data"]]:
         assert re.search(rf"^COPY {Path(needed).parts[0]}\b", CONTAINERFILE, re.MULTILINE), needed
