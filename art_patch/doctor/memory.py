@@ -30,6 +30,9 @@ _BITS = (16, 8, 4)
 _CONTEXTS = (131_072, 65_536, 32_768, 16_384, 8_192, 4_096, 2_048)
 # For CUDA's own context, cuBLAS, and what an allocator cannot use. Untried.
 _CUDA_BYTES, _FRAGMENTED = 0.8 * GIB, 1.05
+# Code of torch's kernels for CPUs, which the first step loads, and memory of their threads: a step of 256 tokens with
+# matrices of 256 x 256 left 20 MiB in float32 and 27 MiB in bfloat16.
+_CPU_BYTES = 24 * 2**20
 _READ_AHEAD = 1 << 16  # bytes of a file that Linux maps around the one that is read
 # vLLM by default: the share of the card that it takes, tokens of a step, sequences at once; and its CUDA graphs.
 _SHARE, _STEP_TOKENS, _SEQUENCES, _GRAPHS_BYTES = 0.9, 8_192, 256, 1.0 * GIB
@@ -94,7 +97,7 @@ def step_bytes(shape: BaseShape, update: Update) -> float:
     step = lora + held + max(logits, backward)
     if update.cuda:
         return max(loading, base + step) * _FRAGMENTED + _CUDA_BYTES
-    return max(loading, base + step)
+    return max(loading, base + step) + _CPU_BYTES
 
 
 def _kept(layer: Layer, update: Update, *, last: bool) -> float:
