@@ -127,7 +127,7 @@ class Settings(BaseModel):
     """Address of the engine. Default: the address that `art-patch serve` wrote to the store."""
 
     engine_key_file: Path | None = None
-    """File with the engine's key, mode 600. Default: `engine.key` in the project's directory, by `art-patch serve`."""
+    """File with the engine's key, mode 600, for apps elsewhere. Default: the one that `art-patch serve` writes here."""
 
     engines: tuple[str, ...] = ()
     """Addresses that may be engines, such as `http://10.0.0.7:8700/v1`, separated by commas in the variable. Default:
@@ -174,11 +174,11 @@ class Settings(BaseModel):
     """Seconds between two looks at mode, champion and engine in the store. A look takes about a millisecond."""
 
     group_across: bool = False
-    """Whether prompts with the same words are the same task even if system prompts or tools differ. Default: no."""
+    """Whether prompts with the same words are one task even if system prompts or tools differ. It is off by default."""
 
     holdout_users: bool = False
-    """Whether a fifth of the users, not of the tasks, is held out for the gate, by a hash of the user id. A task of
-    both sides stays on its first user's; a run without a user goes by its task. Set it from the start: runs stay."""
+    """Whether a fifth of the users, by a hash of the user id, is held out for the gate, and not a fifth of the tasks.
+    Runs without a user id go by their task. Set it from the start: earlier runs stay on the side that they have."""
 
     embeddings: str | None = None
     """Embedding model that finds different wordings of one task, from each run's first user message. Default: words are
@@ -203,7 +203,7 @@ class Settings(BaseModel):
     """Model from which `retrain` learns in place of a judge, by its log-probabilities: a name on `teacher_base_url`."""
 
     teacher_base_url: Annotated[str | None, Option(env=True)] = None
-    """Address of the teacher, ending in /v1: `/completions` there has `echo`. No default: tokens of runs are sent."""
+    """Address of the teacher, such as a vLLM, ending in /v1. It has no default, because tokens of runs go there."""
 
     teacher_api_key: str | None = Field(default=None, repr=False)
     """API key of the teacher."""
@@ -220,13 +220,13 @@ class Settings(BaseModel):
     are not named keep their weight. Weight 0 leaves a criterion out. `@module:function` is your own rule."""
 
     checks: Annotated[tuple[str, ...], Option(name="check")] = ()
-    """Function that scores a trajectory, as `module:function`; may be repeated, in the variable between commas."""
+    """Function that scores a trajectory, as `module:function`; may be repeated; in the variable, with commas."""
 
     feedback_secret: str | None = Field(default=None, min_length=16, repr=False)
-    """Secret that signs feedback links, for app and `art-patch feedback serve`. Default: a key file of the project."""
+    """Secret that signs feedback links; app and `art-patch feedback serve` need the same. Default: the project's."""
 
     feedback_base_url: str | None = None
-    """Address of `art-patch feedback serve` in links. Default: the one that the server on this machine last used."""
+    """Public address of `art-patch feedback serve`, for links. Default: the one that its server here last used."""
 
     notify: str | None = Field(default=None, repr=False)
     """Addresses that `serve` and `retrain` tell of promotions and alarms, between spaces: URLs of apprise, such as

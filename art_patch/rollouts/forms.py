@@ -63,7 +63,7 @@ _SAME = (
     ("normalize_advantages", "advantage_scale"), ("scale_rewards", "advantage_scale"), ("epsilon", "clip_range"),
     ("epsilon_high", "clip_range"), ("kl_penalty_coef", "beta"), ("kl_penalty_coef", "kl_penalty"),
 )  # fmt: skip
-_LEVELS = {"token": "token", "sequence": "sequence"}
+_LEVELS = ("token", "sequence")
 _FIELDS = frozenset(each.name for each in fields(TrainConfig)) | {"beta", "kl_penalty", "clip_range"}
 
 
@@ -151,7 +151,7 @@ def _loss(left: dict[str, Any], loss: Any) -> LossConfig:
     if level is not None:
         if level not in _LEVELS:
             raise ConfigError(f"importance_sampling_level={level!r} has no meaning here; write token or sequence")
-        changes["level"] = _LEVELS[level]
+        changes["level"] = level
     renamed = {
         "max_negative_advantage_importance_sampling_weight": "clip_max",
         "truncated_importance_sampling": "importance_cap",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from art_patch.errors import ConfigError, JudgeError
-from art_patch.pipeline import TeacherJudge, retrain
+from art_patch.pipeline import TeacherJudge
 from art_patch.pipeline.taught import nearness_nats
 from art_patch.policies import DATA, MANIFEST, read_json
 from art_patch.rewards import Budget, Teacher
@@ -17,7 +17,7 @@ from art_patch.store import Filter
 from art_patch.training import Row
 from tests.benchmarks.families_teacher import measure
 from tests.support.command_line import art_patch
-from tests.support.cycles import CONFIG, QUESTIONS, WORDS, Dies, Place, upstream_traffic
+from tests.support.cycles import CONFIG, QUESTIONS, WORDS, Place, die_after, upstream_traffic
 from tests.support.teachers import TeacherServer, make_teacher, serve_teacher
 from tests.support.tiny import make_tiny_model
 
@@ -126,13 +126,7 @@ def test_a_teacher_that_is_down_or_out_of_budget_leaves_the_groups_waiting(place
 
 def test_a_killed_update_goes_on_with_the_same_teacher_alone(place: Place, server: TeacherServer):
     place.traffic(siblings=1, questions=MORE)
-
-    def die(stage: str, done: int, total: int, note: str = "") -> None:
-        if stage == "train" and done == 3:
-            raise Dies
-
-    with pytest.raises(Dies):
-        retrain(place.store, place.client, judge(server), place.adapters, TAUGHT, who="test", progress=die, now=100.0)
+    die_after(place, judge(server), 3, TAUGHT)
     said = len(server.asked)
     same = place.cycle(judge(server), replace(TAUGHT, max_minutes=None))
     assert same.metrics["train"]["resumed"] is True
@@ -141,13 +135,7 @@ def test_a_killed_update_goes_on_with_the_same_teacher_alone(place: Place, serve
 
 def test_a_killed_update_of_another_teacher_is_dropped(place: Place, server: TeacherServer):
     place.traffic(siblings=1, questions=MORE)
-
-    def die(stage: str, done: int, total: int, note: str = "") -> None:
-        if stage == "train" and done == 3:
-            raise Dies
-
-    with pytest.raises(Dies):
-        retrain(place.store, place.client, judge(server), place.adapters, TAUGHT, who="test", progress=die, now=100.0)
+    die_after(place, judge(server), 3, TAUGHT)
     other = TeacherJudge(Teacher("other", server.url), max_tokens=64)
     report = place.cycle(other, TAUGHT)
     assert report.metrics["train"]["teacher"] == "other" and "resumed" not in report.metrics["train"]

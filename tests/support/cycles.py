@@ -14,7 +14,7 @@ from art_patch._lib.ids import new_id
 from art_patch.gate import GateConfig
 from art_patch.grouping import ResampleConfig
 from art_patch.pipeline import CycleConfig, retrain
-from art_patch.rewards import DefenceConfig, Judge
+from art_patch.rewards import DefenceConfig, OrderedJudge
 from art_patch.serving import EngineClient
 from art_patch.store import Store, open_store
 from art_patch.training import TrainConfig
@@ -140,7 +140,7 @@ def reward(place: Place) -> None:
     place.store.write([Score(new_id(), run.id, "reward", n % 3 / 2, "user", 1.0) for n, run in enumerate(runs)])
 
 
-def die_after(place: Place, judge: Judge, steps: int, config: CycleConfig = TRAINING) -> None:
+def die_after(place: Place, judge: OrderedJudge, steps: int, config: CycleConfig = TRAINING) -> None:
     def die(stage: str, done: int, total: int, note: str = "") -> None:
         if stage == "train" and done == steps:
             raise Dies
